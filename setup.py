@@ -1,0 +1,26 @@
+"Everything setuptools needs to know is read from `settings.ini`."
+from configparser import ConfigParser
+from pathlib import Path
+from setuptools import find_packages, setup
+
+root = Path(__file__).parent
+ini = ConfigParser(delimiters=['='])
+ini.read(root/'settings.ini', encoding='utf-8')
+cfg = ini['DEFAULT']
+statuses = ['1 - Planning', '2 - Pre-Alpha', '3 - Alpha', '4 - Beta', '5 - Production/Stable', '6 - Mature', '7 - Inactive']
+pythons = [f'3.{minor}' for minor in range(int(cfg['min_python'].split('.')[1]), 14)]
+extras = {name: cfg[f'{name}_requirements'].split() for name in ('dev', 'ray', 'onnx', 'accelerate')}
+readme = root/'README.md'
+
+setup(
+    name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
+    author=cfg['author'], author_email=cfg['author_email'], url=cfg['git_url'], license='Apache-2.0',
+    long_description=readme.read_text(encoding='utf-8') if readme.exists() else cfg['description'],
+    long_description_content_type='text/markdown',
+    classifiers=[f'Development Status :: {statuses[int(cfg["status"])-1]}', f'Intended Audience :: {cfg["audience"]}',
+                 f'Natural Language :: {cfg["language"]}', *(f'Programming Language :: Python :: {v}' for v in pythons)],
+    packages=find_packages(include=['phew_nb', 'phew_nb.*']), include_package_data=True,
+    python_requires=f'>={cfg["min_python"]}', install_requires=cfg['requirements'].split(), extras_require=extras,
+    entry_points={'console_scripts': cfg['console_scripts'].split(),
+                  'nbdev': [f'{cfg["lib_name"]}={cfg["lib_name"]}._modidx:d']},
+    zip_safe=False)
