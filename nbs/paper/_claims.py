@@ -1,0 +1,94 @@
+"""The ledger of the paper notebooks: each notebook records what it measured, `claims.ipynb` gathers the records.
+
+    book = Claims('a2_lemma2')
+    book.add('a2.equal_width', 'A.2, Lemma 2', 'Equal widths have the most paths.', 'Three hidden layers',
+             'fails', f'{ratio:.2f} times as many paths with unequal widths', 'D = 8, all integer widths')
+    book.save()                 # writes claims/a2_lemma2.json
+    book.table()                # paper | here | scale | holds?
+
+A notebook runs in its own folder, where this file lies; nbdev neither exports nor tests it. Numbers are strings made of measured
+values. A record from a cell that is skipped by default (`#| slow`, `#| data`) is added with `skipped=True`: when that cell
+does not run, `save` keeps the record of its last run.
+"""
+import json, os, re, tempfile
+from collections import Counter
+from pathlib import Path
+
+from IPython.display import Markdown
+
+VERDICTS = ('holds', 'holds under conditions', 'fails', 'needs the full-size run')
+FIELDS = ('id', 'section', 'claim', 'notebook', 'cell', 'verdict', 'number', 'scale')
+
+def check(record):
+    "Raise on a record that the ledger cannot hold; returns the record."
+    name = record.get('id', record)
+    for field in FIELDS:
+        if not isinstance(record.get(field), str) or not record[field].strip():
+            raise ValueError(f'claim {name!r}: {field!r} must be a non-empty string')
+    if record['verdict'] not in VERDICTS:
+        raise ValueError(f"claim {name!r}: verdict {record['verdict']!r} is not one of {', '.join(VERDICTS)}")
+    extra = set(record) - {*FIELDS, 'skipped'}
+    if extra: raise ValueError(f'claim {name!r}: unknown fields {sorted(extra)}')
+    return record
+
+def markdown_table(rows, header):
+    "A list of tuples as a markdown table."
+    cell = lambda o: str(o).replace('|', r'\|').replace('\n', ' ')
+    lines = [header, ['---']*len(header), *rows]
+    return Markdown('\n'.join(f"| {' | '.join(map(cell, line))} |" for line in lines))
+
+def write_json(path, content):
+    "Write sorted and indented JSON in one step; an unchanged file is left alone."
+    path, text = Path(path), json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + '\n'
+    if path.exists() and path.read_text(encoding='utf8') == text: return
+    path.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile('w', encoding='utf8', dir=path.parent, suffix='.tmp', delete=False) as f: f.write(text)
+    os.chmod(f.name, 0o644)
+    os.replace(f.name, path)
+
+class Claims:
+    "The records of one notebook."
+    def __init__(self, notebook, folder='claims'):
+        self.notebook, self.path, self.records = notebook, Path(folder)/f'{notebook}.json', {}
+        self.before = {r['id']: r for r in json.loads(self.path.read_text(encoding='utf8'))} if self.path.exists() else {}
+
+    def add(self, id, section, claim, cell, verdict, number, scale, skipped=False):
+        "Record one claim: the heading of the `cell` that measures it, the verdict, the measured number and the scale."
+        if id in self.records: raise ValueError(f'claim {id!r} is recorded twice')
+        record = dict(id=id, section=section, claim=claim, notebook=self.notebook, cell=cell, verdict=verdict,
+                      number=number, scale=scale)
+        self.records[id] = check(record | ({'skipped': True} if skipped else {}))
+
+    def all(self):
+        "This run's records and those of skipped cells from an earlier run, sorted by name."
+        kept = {k: r for k, r in self.before.items() if r.get('skipped')}
+        return [r for _, r in sorted((kept | self.records).items())]
+
+    def save(self):
+        "Write the records to the notebook's file."
+        write_json(self.path, self.all())
+
+    def table(self):
+        "The closing table of a notebook: `paper | here | scale | holds?`."
+        order = list(self.records)
+        records = sorted(self.all(), key=lambda r: order.index(r['id']) if r['id'] in order else len(order))
+        rows = [(f"{r['claim']} ({r['section']})", r['number'], r['scale'], r['verdict']) for r in records]
+        return markdown_table(rows, ('paper', 'here', 'scale', 'holds?'))
+
+def gather(folder='claims'):
+    "Every notebook's records, checked, sorted by name; two records of one name are refused."
+    records = [check(r) for path in sorted(Path(folder).glob('*.json')) for r in json.loads(path.read_text(encoding='utf8'))]
+    twice = [k for k, n in Counter(r['id'] for r in records).items() if n > 1]
+    if twice: raise ValueError(f'claims recorded twice: {twice}')
+    return sorted(records, key=lambda r: r['id'])
+
+def headings(notebook):
+    "The headings of a notebook beside this one."
+    cells = json.loads(Path(f'{notebook}.ipynb').read_text(encoding='utf8'))['cells']
+    text = '\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
+    return re.findall(r'^#+ (.+?)\s*$', text, re.M)
+
+def link(record):
+    "A markdown link to the heading under which a record was measured."
+    anchor = re.sub(r'[^\w\- ]', '', record['cell'].lower()).strip().replace(' ', '-')
+    return f"[{record['notebook']}: {record['cell']}]({record['notebook']}.ipynb#{anchor})"
