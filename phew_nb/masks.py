@@ -27,9 +27,10 @@ def _check_density(density):
     "Raise unless `density` is a number in (0, 1]."
     if isinstance(density, bool) or not isinstance(density, Real): raise TypeError(
         f"density must be a number in (0, 1], got {density!r}")
-    if density > 1: raise ValueError(f"density must be in (0, 1], got {density}: it is the fraction of weights kept, "
-                                     f"so a sparsity of 95% is density=0.05; use kept= for a number of weights")
-    if not density > 0: raise ValueError(f"density must be in (0, 1], got {density}: it is the fraction of weights kept")
+    if density > 1: raise ValueError(
+        f"density must be in (0, 1], got {density}: it is the fraction of weights kept, "
+        f"so a sparsity of 95% is density=0.05; use kept= for a number of weights")
+    if not density > 0: raise ValueError(f"density must be in (0, 1], got {density}")
 
 def _check_kept(kept, total):
     "Raise unless `kept` is a whole number of weights between 1 and `total`."
@@ -41,7 +42,7 @@ def _check_kept(kept, total):
 def n_kept(total: int,           # number of weights there are
            density: float=None,  # fraction of them to keep, in (0, 1]
            kept: int=None,       # or their number, 1 to `total`
-          ) -> int:              # number of weights to keep, at least 1; raises ValueError or TypeError on anything else
+          ) -> int:              # number of weights to keep, at least 1; raises ValueError or TypeError
     "Number of weights to keep out of `total`, from a density or a number."
     if (density is None) == (kept is None): raise ValueError("give either density= or kept=, exactly one of them")
     if kept is not None: _check_kept(kept, total)
@@ -52,7 +53,8 @@ def n_kept(total: int,           # number of weights there are
 def _checked(name, mask):
     "A copy of one mask, after checking its name and type."
     if not isinstance(name, str) or not name: raise TypeError(f"masks go by parameter name, got {name!r} as a name")
-    if not isinstance(mask, Tensor): raise TypeError(f"mask '{name}' must be a boolean tensor, got {type(mask).__name__}")
+    if not isinstance(mask, Tensor): raise TypeError(
+        f"mask '{name}' must be a boolean tensor, got {type(mask).__name__}")
     if mask.dtype != torch.bool: raise TypeError(
         f"mask '{name}' must be a boolean tensor, got {mask.dtype}; `mask != 0` makes one")
     return mask.detach().clone(memory_format=torch.contiguous_format)
@@ -122,15 +124,17 @@ def _rows(self: Masks, limit):
 @patch
 def _title(self: Masks):
     "One line on all of it."
-    return f"{self.kept:,} of {self.total:,} weights kept (density {self.density:.4f}) in {len(self)} tensor{'s'*(len(self) != 1)}"
+    tensors = f"{len(self)} tensor{'s'*(len(self) != 1)}"
+    return f"{self.kept:,} of {self.total:,} weights kept (density {self.density:.4f}) in {tensors}"
 
 # %% ../nbs/11_masks.ipynb #88b97dcc
 @patch
 def __repr__(self: Masks):
     rows = [('parameter', 'shape', 'kept', 'total', 'density'), *self._rows(10)]
     size = [max(len(row[i]) for row in rows) for i in range(5)]
-    line = lambda row: '  '.join([t.ljust(n) for t, n in zip(row[:2], size)] + [t.rjust(n) for t, n in zip(row[2:], size[2:])])
-    return '\n'.join([f'Masks: {self._title()}', *(f'  {line(row)}' for row in rows)])
+    align = [str.ljust]*2 + [str.rjust]*3
+    lines = ['  '.join(f(text, n) for f, text, n in zip(align, row, size)) for row in rows]
+    return '\n'.join([f'Masks: {self._title()}', *(f'  {line}' for line in lines)])
 
 @patch
 def _repr_html_(self: Masks):
@@ -146,7 +150,7 @@ def _same(self: Masks, other):
     if names: raise ValueError(f"these masks are of different tensors: '{min(names)}' is in one of them only")
     for name in self:
         if self[name].shape != other[name].shape: raise ValueError(
-            f"'{name}' has shape {tuple(self[name].shape)} in one of the masks and {tuple(other[name].shape)} in the other")
+            f"'{name}' has shape {tuple(self[name].shape)} in one mask and {tuple(other[name].shape)} in the other")
     return [(name, mask, other[name].to(mask.device)) for name, mask in self.items()]
 
 # %% ../nbs/11_masks.ipynb #5fb0cd1c
@@ -227,9 +231,9 @@ def _owner(model, name):
 def _unknown(names, params):
     "The sentence on names that the model does not have."
     near = get_close_matches(names[0], params, 1) or list(params)[:1]
+    hint = f"its nearest is '{near[0]}'" if near else "it has none"
+    if f'{names[0]}_orig' in params: hint = "it is pruned by torch.nn.utils.prune: see Masks.from_torch_prune"
     more = f" (nor {len(names)-1} more of the masks)" if len(names) > 1 else ''
-    pruned = f'{names[0]}_orig' in params
-    hint = "it is pruned by torch.nn.utils.prune: see Masks.from_torch_prune" if pruned else f"its nearest is '{near[0]}'" if near else "it has none"
     return f"these masks are of another model: this one has no parameter '{names[0]}'{more}; {hint}"
 
 # %% ../nbs/11_masks.ipynb #053672cf
@@ -279,13 +283,15 @@ class _LayerMasks:
 _guards = WeakTensorKeyDictionary()  # parameter -> its guard
 _ints = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+def _layout(tensor): return tensor.device, tensor.stride(), tensor.itemsize
+
 class _Guard:
     "Zeroes, in place, what a mask leaves out of a tensor of its shape."
     def __init__(self, mask): self.mask, self.bits = mask, None
 
     def __call__(self, tensor):
         bits = self.bits
-        if bits is None or (bits.device, bits.stride(), bits.itemsize) != (tensor.device, tensor.stride(), tensor.itemsize):
+        if bits is None or _layout(bits) != _layout(tensor):
             bits = self.bits = torch.empty_like(tensor, dtype=_ints[tensor.itemsize]).copy_(self.mask).neg_()
         tensor.view(bits.dtype).bitwise_and_(bits)
 
@@ -295,7 +301,6 @@ def _after_backward(param):
     guard, grad = _guards.get(param), param.grad
     if guard is not None and grad is not None and grad.layout == torch.strided: guard(grad.data)
 
-@torch.compiler.disable
 def _after_step(optimizer, args, kwargs):
     "Zero the masked weights that this optimizer may have moved."
     for group in optimizer.param_groups if _guards else ():
@@ -320,7 +325,7 @@ def _guard(param, mask):
     old = _guards.pop(param, None)
     if old is not None: old.handle.remove()
     if mask is None: return
-    if _step_hook is None: _step_hook = register_optimizer_step_post_hook(_after_step)
+    if _step_hook is None: _step_hook = register_optimizer_step_post_hook(torch.compiler.disable(_after_step))
     guard = _guards[param] = _Guard(mask)
     guard.handle = param.register_post_accumulate_grad_hook(_after_backward)
 
@@ -352,11 +357,11 @@ def apply(self: Masks,
 @patch
 def keep(self: Masks,
          model: nn.Module,  # changed in place
-         optimizer=None,    # any optimizer; needed if it is not a subclass of torch's, and then also cleaned of old momentum
+         optimizer=None,    # any optimizer; needed only if it is not a subclass of torch's, or to clean its momentum
         ) -> Masks:         # the masks themselves; raises ValueError, with the model untouched, where they do not fit
     "Zero the masked weights of a model, and keep them at zero through training."
     self.apply(model)
-    for module in {id(m): m for m, _ in (_owner(_bare(model), name) for name in self)}.values(): _layer(module).hold(True)
+    for module in dict.fromkeys(_owner(_bare(model), name)[0] for name in self): _layer(module).hold(True)
     if optimizer is not None: _adopt(optimizer)
     return self
 
@@ -367,21 +372,26 @@ def _clean(optimizer):
     for param, state in getattr(optimizer, 'state', {}).items():
         guard = _guards.get(param) if isinstance(param, Tensor) else None
         for value in state.values() if guard is not None else ():
-            if isinstance(value, Tensor) and value.shape == param.shape: value.masked_fill_(~guard.mask.to(value.device), 0)
+            if isinstance(value, Tensor) and value.shape == param.shape:
+                value.masked_fill_(~guard.mask.to(value.device), 0)
 
 def _adopt(optimizer):
     "Clean an optimizer's memory, and see that it zeroes masked weights after each step."
     _clean(optimizer)
-    if isinstance(optimizer, Optimizer): optimizer.register_load_state_dict_post_hook(_clean)
-    elif hasattr(optimizer, 'cbs') and _zero not in optimizer.cbs: optimizer.cbs.append(_zero)
+    if isinstance(optimizer, Optimizer) and _clean not in optimizer._optimizer_load_state_dict_post_hooks.values():
+        optimizer.register_load_state_dict_post_hook(_clean)
+    if hasattr(optimizer, 'cbs') and _zero not in optimizer.cbs: optimizer.cbs.append(_zero)
 
 # %% ../nbs/11_masks.ipynb #697c0587
+def _torch_hooks(module):
+    "The hooks by which torch.nn.utils.prune masks a module's parameters."
+    return [h for h in module._forward_pre_hooks.values() if isinstance(h, torch_prune.BasePruningMethod)]
+
 def _masks_in(module):
     "Own parameter name -> mask, for one module."
+    theirs = {f'{h._tensor_name}_orig': getattr(module, f'{h._tensor_name}_mask') != 0 for h in _torch_hooks(module)}
     layer = _layer(module)
-    hooks = [h for h in module._forward_pre_hooks.values() if isinstance(h, torch_prune.BasePruningMethod)]
-    return {**{f'{h._tensor_name}_orig': getattr(module, f'{h._tensor_name}_mask') != 0 for h in hooks},
-            **(layer.masks if layer else {})}
+    return {**theirs, **(layer.masks if layer else {})}
 
 @patch(cls_method=True)
 def of(cls: Masks,
@@ -428,11 +438,11 @@ def to_torch_prune(self: Masks,
 # %% ../nbs/11_masks.ipynb #e9c1ba28
 @patch(cls_method=True)
 def from_torch_prune(cls: Masks,
-                     model: nn.Module,  # pruned by torch.nn.utils.prune; changed in place into a plain one with masks applied
+                     model: nn.Module,  # pruned by torch.nn.utils.prune; made plain in place, with masks applied
                     ) -> Masks:         # raises ValueError if it is not pruned
     "Take the masks over from torch.nn.utils.prune."
-    found = {f'{path}.{h._tensor_name}'.lstrip('.'): (module, h._tensor_name) for path, module in _bare(model).named_modules()
-             for h in module._forward_pre_hooks.values() if isinstance(h, torch_prune.BasePruningMethod)}
+    found = {f'{path}.{h._tensor_name}'.lstrip('.'): (module, h._tensor_name)
+             for path, module in _bare(model).named_modules() for h in _torch_hooks(module)}
     if not found: raise ValueError("this model is not pruned by torch.nn.utils.prune: no parameter has a mask there")
     masks = cls({name: getattr(module, f'{own}_mask') != 0 for name, (module, own) in found.items()})
     for module, own in found.values(): torch_prune.remove(module, own)

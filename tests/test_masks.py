@@ -1,0 +1,316 @@
+"Masks stay at zero whatever trains the model, and come back from files and copies as they were."
+import copy, io, os, pickle, subprocess, sys
+
+import hypothesis.strategies as st
+import pytest, torch
+from hypothesis import given, settings
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from phew_nb import masks as masks_module
+from phew_nb.masks import Masks, n_kept
+
+def small_net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(2, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6*9, 4))
+
+def random_masks(model, density=.3, seed=1):
+    gen = torch.Generator().manual_seed(seed)
+    return Masks({name: torch.rand(p.shape, generator=gen) < density for name, p in model.named_parameters() if p.dim() > 1})
+
+def assert_zero(model, masks):
+    params = dict(masks_module._bare(model).named_parameters())
+    for name, mask in masks.items():
+        assert (params[name][~mask] == 0).all(), f'{name} has masked weights that are not zero'
+        assert params[name][mask].isfinite().all() and (params[name][mask] != 0).any()
+
+def batch(seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    return torch.randn(8, 2, 5, 5, generator=gen), torch.randint(4, (8,), generator=gen)
+
+def step(model, opt, seed=0, before_step=None, accumulate=1):
+    "One optimizer step; the masked weights must be zero in the forward pass already."
+    for i in range(accumulate):
+        x, y = batch(seed*accumulate + i)
+        nn.functional.cross_entropy(model(x), y).backward()
+    if before_step: before_step()
+    def closure():
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+    opt.step(closure if isinstance(opt, torch.optim.LBFGS) else None)
+    opt.zero_grad()
+
+O = torch.optim
+optimizers = {
+    'sgd': lambda p: O.SGD(p, .1),
+    'sgd momentum decay': lambda p: O.SGD(p, .1, momentum=.9, weight_decay=.1),
+    'sgd nesterov': lambda p: O.SGD(p, .1, momentum=.9, nesterov=True, weight_decay=.1, foreach=False),
+    'sgd fused': lambda p: O.SGD(p, .1, momentum=.9, weight_decay=.1, fused=True),
+    'sgd maximize': lambda p: O.SGD(p, .01, momentum=.9, maximize=True),
+    'adam coupled': lambda p: O.Adam(p, .01, weight_decay=.1),
+    'adam amsgrad': lambda p: O.Adam(p, .01, amsgrad=True, foreach=False),
+    'adam without eps': lambda p: O.Adam(p, .01, eps=0.),
+    'adamw decoupled': lambda p: O.AdamW(p, .01, weight_decay=.5),
+    'adamw fused': lambda p: O.AdamW(p, .01, weight_decay=.5, fused=True),
+    'adagrad': lambda p: O.Adagrad(p, .01, weight_decay=.1),
+    'adadelta': lambda p: O.Adadelta(p, .1, weight_decay=.1),
+    'adafactor': lambda p: O.Adafactor(p, .01),
+    'adamax': lambda p: O.Adamax(p, .01, weight_decay=.1),
+    'asgd': lambda p: O.ASGD(p, .01, weight_decay=.1),
+    'nadam': lambda p: O.NAdam(p, .01, weight_decay=.1, decoupled_weight_decay=True),
+    'radam': lambda p: O.RAdam(p, .01, weight_decay=.1),
+    'rmsprop': lambda p: O.RMSprop(p, .01, momentum=.9, centered=True, weight_decay=.1),
+    'rprop': lambda p: O.Rprop(p, .01),
+    'lbfgs': lambda p: O.LBFGS(p, .1, max_iter=3),
+}
+
+@pytest.mark.parametrize('make', optimizers.values(), ids=optimizers.keys())
+def test_every_torch_optimizer(make):
+    model = small_net()
+    masks = random_masks(model).keep(model)
+    opt, start = make(model.parameters()), copy.deepcopy(model.state_dict())
+    for i in range(4):
+        step(model, opt, i)
+        assert_zero(model, masks)
+    assert not torch.equal(start['0.weight'], model[0].weight)
+
+@pytest.mark.parametrize('make', [optimizers[k] for k in ('sgd momentum decay', 'sgd fused', 'adamw decoupled', 'rmsprop')])
+def test_momentum_from_before(make):
+    "An optimizer that remembers the dense network never shows it, whether it is cleaned or not."
+    for told in False, True:
+        model = small_net()
+        opt = make(model.parameters())
+        for i in range(3): step(model, opt, i)
+        masks = random_masks(model).keep(model, opt if told else None)
+        for i in range(3):
+            step(model, opt, i)
+            assert_zero(model, masks)
+
+def test_momentum_loaded_later():
+    dense = small_net()
+    before = O.SGD(dense.parameters(), .1, momentum=.9)
+    for i in range(3): step(dense, before, i)
+    model = small_net()
+    opt = O.SGD(model.parameters(), .1, momentum=.9)
+    masks = random_masks(model).keep(model, opt)
+    opt.load_state_dict(before.state_dict())
+    assert (opt.state[model[0].weight]['momentum_buffer'][~masks['0.weight']] == 0).all()
+    step(model, opt)
+    assert_zero(model, masks)
+
+def test_same_as_multiplying_by_masks_in_the_forward_pass():
+    "An independent way to the same weights: weight * mask in each forward pass; bit for bit but for a norm's summation order."
+    def two_ways(make, clip):
+        ours, theirs = small_net(), small_net()
+        masks = random_masks(ours).keep(ours)
+        masks.to_torch_prune(theirs)
+        pairs = [(ours, make(ours.parameters())), (theirs, make(theirs.parameters()))]
+        for i in range(5):
+            for model, opt in pairs:
+                step(model, opt, i, lambda: clip and nn.utils.clip_grad_norm_(model.parameters(), clip), accumulate=2)
+        Masks.from_torch_prune(theirs)
+        return ours.state_dict(), theirs.state_dict()
+    for make in optimizers['sgd nesterov'], optimizers['adamw decoupled']:
+        for clip in None, .1:
+            a, b = two_ways(make, clip)
+            assert a.keys() == b.keys()
+            for name in a: torch.testing.assert_close(a[name], b[name], **({} if clip else dict(rtol=0, atol=0)))
+
+def test_clipping_sees_kept_weights_only():
+    model = small_net()
+    masks = random_masks(model, .05).keep(model)
+    x, y = batch()
+    nn.functional.cross_entropy(model(x), y).backward()
+    for name, mask in masks.items(): assert (model.get_parameter(name).grad[~mask] == 0).all()
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_amp(dtype):
+    model = small_net()
+    masks = random_masks(model).keep(model)
+    opt = O.SGD(model.parameters(), .1, momentum=.9, weight_decay=.1)
+    scaler = torch.amp.GradScaler('cpu', enabled=dtype == torch.float16, init_scale=2.**12)
+    for i in range(4):
+        x, y = batch(i)
+        with torch.autocast('cpu', dtype): loss = nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(opt)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.)
+        scaler.step(opt)
+        scaler.update()
+        opt.zero_grad()
+        assert_zero(model, masks)
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float64])
+def test_other_precisions_and_memory_formats(dtype):
+    model = small_net()
+    masks = random_masks(model).keep(model)
+    model.to(dtype).to(memory_format=torch.channels_last)
+    opt = O.AdamW(model.parameters(), .01)
+    for i in range(3):
+        x, y = batch(i)
+        nn.functional.cross_entropy(model(x.to(dtype)), y).backward()
+        opt.step()
+        assert_zero(model, masks)
+
+def test_deepcopy_trains_by_its_own_optimizer():
+    model = small_net()
+    masks = random_masks(model).keep(model)
+    copies = [copy.deepcopy(model), copy.deepcopy(copy.deepcopy(model)), pickle.loads(pickle.dumps(model))]
+    buffer = io.BytesIO()
+    torch.save(model, buffer); buffer.seek(0)
+    for twin in [*copies, torch.load(buffer, weights_only=False)]:
+        assert Masks.of(twin) == masks
+        twin(batch()[0])
+        opt = O.SGD(twin.parameters(), .1, momentum=.9, weight_decay=.1)
+        for p in twin.parameters(): opt.state[p]['momentum_buffer'] = torch.ones_like(p)
+        for i in range(3): step(twin, opt, i)
+        assert_zero(twin, masks)
+        assert not torch.equal(twin[0].weight, model[0].weight)
+    assert_zero(model, masks)
+
+def test_a_part_of_the_model_and_a_model_around_it():
+    model = small_net()
+    masks = random_masks(model).keep(model)
+    assert Masks.of(copy.deepcopy(model[0])) == Masks({'weight': masks['0.weight']})
+    around = nn.Sequential(model, nn.Linear(4, 2))
+    assert Masks.of(around) == Masks({f'0.{name}': mask for name, mask in masks.items()})
+    around.load_state_dict({name: torch.ones_like(p) for name, p in around.state_dict().items()})
+    assert_zero(model, masks)
+    model[0].load_state_dict({name: torch.ones_like(p) for name, p in model[0].state_dict().items()}, assign=True)
+    assert_zero(model, masks)
+    step(model, O.SGD(model.parameters(), .1))
+    assert_zero(model, masks)
+
+def test_averaged_models():
+    model = small_net()
+    masks = random_masks(model).keep(model)
+    averages = [AveragedModel(model), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(.9))]
+    opt = O.AdamW(model.parameters(), .01)
+    for i in range(4):
+        step(model, opt, i)
+        for average in averages: average.update_parameters(model)
+    for average in averages: assert_zero(average.module, masks)
+
+def test_masks_that_tighten():
+    "Iterative pruning: each call to keep replaces the masks before."
+    model = small_net()
+    opt = O.SGD(model.parameters(), .1, momentum=.9)
+    for density in .8, .5, .2:
+        masks = random_masks(model, density).keep(model, opt)
+        step(model, opt)
+        assert_zero(model, masks)
+        assert Masks.of(model) == masks
+
+@pytest.mark.parametrize('before', [True, False])
+def test_compile(before):
+    model = small_net()
+    masks = random_masks(model)
+    if before: masks.keep(model)
+    compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
+    if not before:
+        compiled(batch()[0])
+        masks.keep(compiled)
+    opt = O.SGD(compiled.parameters(), .1, momentum=.9, weight_decay=.1)
+    for i in range(3):
+        step(compiled, opt, i)
+        assert_zero(model, masks)
+    assert Masks.of(compiled) == masks
+
+def test_compiled_optimizer_step():
+    model = small_net()
+    masks = random_masks(model).keep(model)
+    opt = O.SGD(model.parameters(), .1, momentum=.9, weight_decay=.1)
+    for p in model.parameters(): opt.state[p]['momentum_buffer'] = torch.ones_like(p)
+    compiled = torch.compile(lambda: opt.step(), backend='aot_eager')
+    for i in range(3):
+        x, y = batch(i)
+        nn.functional.cross_entropy(model(x), y).backward()
+        compiled()
+        assert_zero(model, masks)
+
+def test_data_parallel():
+    model = small_net()
+    masks = random_masks(model).keep(nn.DataParallel(model))
+    assert Masks.of(nn.DataParallel(model)) == masks
+    replica = model._replicate_for_data_parallel()
+    assert not list(replica.parameters(recurse=False))
+    step(nn.DataParallel(model), O.SGD(model.parameters(), .1))
+    assert_zero(model, masks)
+
+def test_state_dict_is_plain():
+    model, plain = small_net(), small_net()
+    random_masks(model).keep(model)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    plain.load_state_dict(model.state_dict())
+    assert Masks.of(plain) is None
+    assert {n for n, _ in model.named_buffers()} == {n for n, _ in plain.named_buffers()}
+
+def test_autograd_grad_is_left_alone():
+    "Only `backward` into a parameter's `.grad` is masked: scores may ask for any gradient."
+    model = small_net()
+    masks = random_masks(model).keep(model)
+    x, y = batch()
+    grad, = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), model[0].weight)
+    assert (grad[~masks['0.weight']] != 0).any()
+    nn.functional.cross_entropy(model(x), y).backward(create_graph=True)
+    assert (model[0].weight.grad[~masks['0.weight']] == 0).all()
+
+def test_release_bake_and_no_leak():
+    model = small_net()
+    n = len(masks_module._guards)
+    masks = random_masks(model).keep(model)
+    assert len(masks_module._guards) == n + 2
+    twin = copy.deepcopy(model)
+    masks.bake(model)
+    assert len(masks_module._guards) == n + 2 and Masks.of(model) is None
+    assert all(not m._load_state_dict_post_hooks for m in model.modules())
+    assert all(not p._post_accumulate_grad_hooks for p in model.parameters())
+    step(model, O.SGD(model.parameters(), .1))
+    assert (model[0].weight[~masks['0.weight']] != 0).any()
+    del twin
+    assert len(masks_module._guards) == n
+
+def test_bad_masks_leave_the_model_alone():
+    model = small_net()
+    before = copy.deepcopy(model.state_dict())
+    masks = random_masks(model)
+    wrong = Masks({**masks, '4.weight': torch.zeros(4, 3, dtype=torch.bool)})
+    for call in wrong.apply, wrong.keep, wrong.bake, wrong.to_torch_prune:
+        with pytest.raises(ValueError, match='another model'): call(model)
+    assert Masks.of(model) is None
+    for name, value in model.state_dict().items(): assert torch.equal(value, before[name])
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_files_and_algebra(data):
+    shapes = data.draw(st.dictionaries(st.text(min_size=1, max_size=8).filter(lambda s: s != '__metadata__' and s.isprintable()),
+                                       st.lists(st.integers(0, 5), max_size=4), min_size=1, max_size=4))
+    gen = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    a, b = (Masks({n: torch.rand(s, generator=gen) < .5 for n, s in shapes.items()}) for _ in range(2))
+    path = test_files_and_algebra.folder/'masks'
+    assert Masks.load(a.save(path)) == a and Masks.load(path).hash() == a.hash()
+    assert ~(a & b) == ~a | ~b and (a ^ b) == (a | b) & ~(a & b) and (a & b) <= a <= (a | b)
+    assert a.kept + b.kept == (a & b).kept + (a | b).kept
+    assert 0 <= a.jaccard(b) <= a.overlap(b) <= 1
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path): test_files_and_algebra.folder = tmp_path
+
+@given(st.integers(1, 10**9), st.floats(0, 1, exclude_min=True))
+def test_n_kept(total, density):
+    assert 1 <= n_kept(total, density) <= total
+    assert abs(n_kept(total, density) - density*total) <= max(.5, 1 - density*total)
+
+def test_a_crash_while_saving_leaves_the_old_file(tmp_path, monkeypatch):
+    masks = random_masks(small_net())
+    path = masks.save(tmp_path/'m')
+    monkeypatch.setattr(os, 'replace', lambda *args: (_ for _ in ()).throw(OSError('disk full')))
+    with pytest.raises(OSError, match='disk full'): (~masks).save(path)
+    assert Masks.load(path) == masks and [p.name for p in tmp_path.iterdir()] == ['m']
+
+def test_import_is_light():
+    code = "import sys, phew_nb.masks; print([m for m in ('fastai', 'pandas', 'torch._dynamo') if m in sys.modules])"
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip() == '[]'
