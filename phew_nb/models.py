@@ -27,8 +27,8 @@ def look_up(table:dict, # from names to anything
            ): # `table[name]`; ValueError with the names known and the nearest of them
     "The entry `name` of `table`."
     if name in table: return table[name]
-    near = ''.join(f'; did you mean {n!r}?' for n in get_close_matches(str(name), table, 1, .5))
-    raise ValueError(f'unknown {what} {name!r}{near or "."} Known: {", ".join(table)}.')
+    near = ''.join(f'; did you mean {n!r}?' for n in get_close_matches(str(name), map(str, table), 1, .5))
+    raise ValueError(f'unknown {what} {name!r}{near or "."} Known: {", ".join(map(str, table))}.')
 
 # %% ../nbs/00_models.ipynb #f12249b7
 # from a layer's (fan_in, fan_out) to the standard deviation of its initial weights

@@ -1,0 +1,244 @@
+"Data sets on disk: what is checked, what is cached, and what is said when something is wrong."
+import os, shutil, time, warnings
+from pathlib import Path
+
+import numpy as np, pytest, torch
+from hypothesis import given, settings, strategies as st
+from PIL import Image
+
+from phew_nb import data as D
+
+rng = np.random.default_rng(0)
+n_images = dict(mnist=(3, 2), cifar10=(3, 2), cifar100=(2, 1), tiny_imagenet=(2, 1))
+
+def save(path, size=(3, 32, 32), quality=95):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = rng.integers(0, 256, (*size[1:], size[0]), np.uint8).squeeze()
+    Image.fromarray(pixels).save(path)
+
+def make_mnist(folder):
+    for split,n in zip(('training', 'testing'), n_images['mnist']):
+        for c in range(10):
+            for i in range(n): save(folder/split/str(c)/f'{i}.png', (1, 28, 28))
+
+def make_cifar10(folder):
+    for split,n in zip(('train', 'test'), n_images['cifar10']):
+        for c in D.sources['cifar10'].classes:
+            for i in range(n): save(folder/split/c/f'{i}_{c}.png')
+    (folder/'labels.txt').write_text('\n'.join(D.sources['cifar10'].classes))
+
+def make_cifar100(folder):
+    for split,n in zip(('train', 'test'), n_images['cifar100']):
+        for c in range(100):
+            for i in range(n): save(folder/split/f'group-{c//5}'/f'class_{c:02}'/f'thing_s_{i}.png')
+
+def make_tiny_imagenet(folder):
+    labels, lines = [f'n{i:08}' for i in range(200)], []
+    for i,c in enumerate(labels):
+        for k in range(2): save(folder/'train'/c/'images'/f'{c}_{k}.JPEG', (3 if k else 1, 64, 64))
+        save(folder/'val'/'images'/f'val_{i}.JPEG', (3, 64, 64))
+        lines.append(f'val_{i}.JPEG\t{c}\t0\t0\t9\t9\n')
+    (folder/'val'/'val_annotations.txt').write_text(''.join(lines))
+    (folder/'wnids.txt').write_text('\n'.join(labels))
+    (folder/'words.txt').write_text('\n'.join(f'{c}\tthing {c}, other name' for c in labels))
+
+@pytest.fixture(scope='session')
+def originals(tmp_path_factory):
+    home = tmp_path_factory.mktemp('home')
+    for name in D.sources: globals()[f'make_{name}'](home/'data'/D.sources[name].folder)
+    return home
+
+@pytest.fixture
+def unpack(originals, tmp_path, monkeypatch):
+    "A function that copies a small data set into a fresh FASTAI_HOME and returns its folder."
+    monkeypatch.setenv('FASTAI_HOME', str(tmp_path))
+    def copy(name):
+        folder = D.sources[name].folder
+        return Path(shutil.copytree(originals/'data'/folder, tmp_path/'data'/folder))
+    return copy
+
+def load(name):
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'not the whole data set')
+        return D.image_data(name)
+
+@pytest.mark.parametrize('name', D.sources)
+def test_sizes_are_those_at_hand(unpack, name):
+    unpack(name)
+    with pytest.warns(UserWarning, match='not the whole data set') as warned: data = D.image_data(name)
+    n, classes, text = n_images[name], len(data.classes), repr(data)
+    assert (len(data.train), len(data.test)) == (n[0]*classes, n[1]*classes)
+    assert data.input_size == D.sources[name].size and data.n_out == classes
+    assert f'{n[0]*classes:,} training' in text and 'a part of' in text and text in str(warned[0].message)
+    assert torch.bincount(data.train.label).tolist() == [n[0]]*classes
+
+def test_pixels_and_labels(unpack):
+    folder, data = unpack('tiny_imagenet'), load('tiny_imagenet')
+    assert data.classes[7] == 'thing n00000007'
+    pixels = np.asarray(Image.open(folder/'val'/'images'/'val_7.JPEG').convert('RGB')).transpose(2, 0, 1)
+    assert (data.test.x[data.test.label==7][0].numpy() == pixels).all()
+    grey = data.train.x[data.train.label==7][0]
+    assert (grey[0] == grey[1]).all()
+
+def test_read_once(unpack, monkeypatch, tmp_path):
+    folder, first = unpack('mnist'), load('mnist')
+    monkeypatch.setattr(D, 'read_image', lambda *a: pytest.fail('decoded again'))
+    again = load('mnist')
+    assert torch.equal(first.train.x, again.train.x) and torch.equal(first.test.label, again.test.label)
+    assert [f.name for f in (tmp_path/'data'/'phew_nb').iterdir()] == ['mnist.safetensors']
+    shutil.rmtree(folder)
+    assert torch.equal(load('mnist').train.x, first.train.x)
+
+def test_read_again_when_the_source_changed(unpack):
+    folder, first = unpack('mnist'), load('mnist')
+    save(folder/'training'/'0'/'0.png', (1, 28, 28))
+    os.utime(folder/'training'/'0'/'0.png', (time.time(), time.time() + 5))
+    changed = load('mnist').train.x
+    assert not torch.equal(changed[0], first.train.x[0]) and torch.equal(changed[1:], first.train.x[1:])
+
+@pytest.mark.parametrize('damage', ['flip', 'cut', 'empty', 'foreign'])
+def test_read_again_when_the_cache_is_damaged(unpack, tmp_path, damage):
+    unpack('mnist')
+    first, cache = load('mnist'), tmp_path/'data'/'phew_nb'/'mnist.safetensors'
+    keep = first.train.x.clone()
+    raw = bytearray(cache.read_bytes())
+    if damage == 'flip': raw[-100] ^= 4
+    cache.unlink()
+    cache.write_bytes(dict(flip=raw, cut=raw[:-1], empty=b'', foreign=b'{"not": "ours"}')[damage])
+    with pytest.warns(UserWarning, match='mnist.safetensors is damaged'): again = load('mnist')
+    assert torch.equal(again.train.x, keep)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert D.read_cache(cache)[0]
+
+def test_nothing_is_left_of_an_interrupted_write(tmp_path, monkeypatch):
+    def killed(*a): raise KeyboardInterrupt
+    monkeypatch.setattr(os, 'replace', killed)
+    with pytest.raises(KeyboardInterrupt): D.write_cache(tmp_path/'a.safetensors', {'a': torch.zeros(3)})
+    assert not list(tmp_path.iterdir())
+
+def test_no_place_for_a_cache(unpack, tmp_path):
+    unpack('mnist')
+    (tmp_path/'data'/'phew_nb').write_text('a file where the folder should be')
+    with pytest.warns(UserWarning, match='cannot be written'): data = load('mnist')
+    assert len(data.train) == 30
+
+def test_data_folder_by_fastai_settings(tmp_path, monkeypatch):
+    monkeypatch.setenv('FASTAI_HOME', str(tmp_path))
+    assert D.data_folder() == tmp_path/'data'
+    (tmp_path/'config.ini').write_text('[DEFAULT]\ndata = elsewhere\n')
+    assert D.data_folder() == tmp_path/'elsewhere'
+
+def test_missing_and_no_network(tmp_path, monkeypatch):
+    import fastai.data.external
+    def offline(url): raise OSError('no network')
+    monkeypatch.setenv('FASTAI_HOME', str(tmp_path))
+    monkeypatch.setattr(fastai.data.external, 'untar_data', offline)
+    message = 'cifar10 is neither in .*cifar10 nor could it be downloaded .no network'
+    with pytest.raises(FileNotFoundError, match=message): load('cifar10')
+
+# each: data set, what goes wrong, what the message must name
+def remove(path): path.unlink()
+def cut(path): os.truncate(path, path.stat().st_size//2)
+def empty(path): os.truncate(path, 0)
+def other_size(path): save(path, (3, 16, 16))
+def not_an_image(path): path.write_text('hello')
+def remove_folder(path): shutil.rmtree(path)
+def add_file(path): path.parent.mkdir(parents=True, exist_ok=True); path.write_text('hello')
+def add_image(path): save(path, (3, 32, 32))
+def into_the_next(path):
+    target = path.parent.parent/'dog'/path.name
+    path.rename(target)
+
+@pytest.mark.parametrize('name, wrong, path, message', [
+    ('mnist', remove, 'training/3/0.png', "training has 2 images of class '3' instead of 3"),
+    ('mnist', cut, 'training/3/0.png', 'training/3/0.png is damaged'),
+    ('mnist', empty, 'testing/9/1.png', 'testing/9/1.png is damaged'),
+    ('mnist', not_an_image, 'testing/9/1.png', 'testing/9/1.png is damaged'),
+    ('mnist', other_size, 'training/0/2.png', 'training/0/2.png is an image of 3x16x16, not 1x28x28'),
+    ('mnist', add_image, 'training/0/2.png', 'training/0/2.png is an image of 3x32x32, not 1x28x28'),
+    ('mnist', remove_folder, 'training/5', "training has no class '5'"),
+    ('mnist', remove_folder, 'testing', "testing has no class '0'"),
+    ('mnist', add_file, 'training/0/Thumbs.db', 'training/0/Thumbs.db does not belong there'),
+    ('cifar10', add_image, 'train/zebra/1.png', "train has a foreign class 'zebra'"),
+    ('cifar10', into_the_next, 'train/cat/0_cat.png', 'train/dog/0_cat.png does not belong there'),
+    ('cifar10', add_image, 'train/cat/77.png', "train has 4 images of class 'cat' instead of 3"),
+    ('cifar10', cut, 'test/cat/1_cat.png', 'test/cat/1_cat.png is damaged'),
+    ('cifar100', remove_folder, 'test/group-3/class_15', "test has no class 'class_15'"),
+    ('cifar100', add_image, 'train/group-3/class_zz/a.png', "test has no class 'class_zz'"),
+    ('cifar100', add_image, 'train/group-4/class_15/b.png', "class_15/b.png is in another group than the rest"),
+    ('cifar100', add_image, 'train/group-3/class_15/b.png', "train has 3 images of class 'class_15' instead of 2"),
+    ('tiny_imagenet', remove, 'val/images/val_4.JPEG', 'val/images/val_4.JPEG is missing'),
+    ('tiny_imagenet', add_image, 'val/images/val_999.JPEG', 'val/images/val_999.JPEG is not in val_annotations.txt'),
+    ('tiny_imagenet', remove, 'val/val_annotations.txt', 'val_annotations.txt'),
+    ('tiny_imagenet', remove, 'wnids.txt', 'wnids.txt'),
+    ('tiny_imagenet', remove, 'train/n00000003/images/n00000003_1.JPEG', "1 images of class 'n00000003' instead of 2"),
+    ('tiny_imagenet', add_image, 'train/n00000003/images/n00000004_7.JPEG', 'n00000004_7.JPEG does not belong there'),
+])
+def test_what_is_wrong_is_named(unpack, tmp_path, name, wrong, path, message):
+    folder = unpack(name)
+    wrong(folder/path)
+    with pytest.raises((ValueError, FileNotFoundError), match=message): load(name)
+    assert not (tmp_path/'data'/'phew_nb').exists()
+
+def test_training_and_test_images_exchanged(unpack, monkeypatch):
+    from dataclasses import replace
+    monkeypatch.setitem(D.sources, 'cifar10', replace(D.sources['cifar10'], full=(3, 2)))
+    folder = unpack('cifar10')
+    (folder/'train').rename(folder/'x'), (folder/'test').rename(folder/'train'), (folder/'x').rename(folder/'test')
+    with pytest.raises(ValueError, match="test has 3 images of class 'airplane' instead of 2"): load('cifar10')
+
+def test_truncated_files_even_where_pillow_is_told_to_accept_them(unpack, monkeypatch):
+    from PIL import ImageFile
+    monkeypatch.setattr(ImageFile, 'LOAD_TRUNCATED_IMAGES', True)
+    cut(unpack('mnist')/'training'/'3'/'0.png')
+    with pytest.raises(ValueError, match='0.png is damaged'): load('mnist')
+    assert ImageFile.LOAD_TRUNCATED_IMAGES
+
+digits = D.digits()
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 60), size=st.integers(1, 70), epoch=st.integers(0, 5), seed=st.integers(-2**63, 2**64))
+def test_an_epoch_is_every_example_once(n, size, epoch, seed):
+    data = digits.subset(n, 0)
+    batches = D.Batches(data, batch_size=size, shuffle=True, seed=seed)
+    got = list(batches.epoch(epoch))
+    assert len(got) == len(batches) and all(len(y) == size for _,y in got[:-1])
+    x, y = map(torch.cat, zip(*got))
+    key = lambda x, y: sorted(zip(x.flatten(1).tolist(), y.tolist()))
+    assert key(x, y) == key(*next(iter(D.Batches(data, batch_size=10*n))))
+
+@settings(max_examples=30, deadline=None)
+@given(pad=st.integers(0, 5), h=st.integers(1, 7), w=st.integers(1, 7), n=st.integers(1, 5), data=st.data())
+def test_crop_flip_pixel_by_pixel(pad, h, w, n, data):
+    draw = lambda top: torch.tensor([data.draw(st.integers(0, top)) for _ in range(n)])
+    x, top, left, flip = torch.randint(0, 256, (n, 2, h, w)).byte(), draw(2*pad), draw(2*pad), draw(1).bool()
+    got = D.crop_flip(x, pad, top, left, flip)
+    for i in range(n):
+        for r in range(h):
+            for c in range(w):
+                row, col = r + int(top[i]) - pad, (w-1-c if flip[i] else c) + int(left[i]) - pad
+                inside = 0 <= row < h and 0 <= col < w
+                assert got[i, :, r, c].tolist() == (x[i, :, row, col].tolist() if inside else [0, 0])
+
+@settings(max_examples=20, deadline=None)
+@given(few=st.integers(1, 139), more=st.integers(0, 60), seed=st.integers(0, 2**64 - 1))
+def test_subsets_are_balanced_and_nested(few, more, seed):
+    small, large = digits.subset(few, seed), digits.subset(min(139, few + more), seed)
+    assert torch.bincount(small.train.label).tolist() == [few]*10
+    rows = lambda d: {x.numpy().tobytes() + bytes([y]) for x,y in zip(d.train.x, d.train.label)}
+    assert rows(small) <= rows(large)
+
+def unpacked(name): return (D.data_folder()/D.sources[name].folder).is_dir()
+
+@pytest.mark.parametrize('name', D.sources)
+def test_real_images(name):
+    if not unpacked(name): pytest.skip(f'{name} is not unpacked in {D.data_folder()}')
+    data, known = load(name), dict(mnist=([.1307], [.3081]), cifar10=([.4914, .4822, .4465], [.2470, .2435, .2616]),
+                                   cifar100=([.5071, .4865, .4409], [.2673, .2564, .2762]),
+                                   tiny_imagenet=([.4802, .4481, .3975], [.2770, .2691, .2821]))[name]
+    tolerance = .003 if (len(data.train), len(data.test)) == data.full else .02
+    for ours,theirs in zip((data.mean, data.std), known): assert (ours - torch.tensor(theirs)).abs().max() < tolerance
+    if name != 'mnist': return
+    assert torch.bincount(data.test.label).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert len(D.load_data('mnist_transform').train) == 10_000
