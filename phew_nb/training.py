@@ -4,24 +4,25 @@
 
 # %% auto #0
 __all__ = ['recipes', 'optimizers', 'Recipe', 'as_code', 'find_recipe', 'opt_func', 'ArraySet', 'ArrayDL', 'data_loaders',
-           'RecipeSchedule', 'check_ranks', 'KeepMasks', 'StopIfNotFinite', 'SparseLearner', 'deterministic',
-           'sparse_learner']
+           'RecipeSchedule', 'check_ranks', 'KeepMasks', 'StopIfNotFinite', 'EpochRecord', 'quiet', 'history',
+           'SparseLearner', 'deterministic', 'Amp', 'sparse_learner', 'Checkpoint']
 
-# %% ../nbs/30_training.ipynb #9516f27c
-import math, os, torch
+# %% ../nbs/30_training.ipynb #ec4bd8e8
+import io, os, random, time, torch
 import numpy as np
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from types import MethodType
 from fastcore.basics import patch
 from torch import Tensor, nn
 from fastai.vision.all import (
-    Callback, Category, CategoryMap, ChannelsLast, CrossEntropyLossFlat, DataLoaders, Learner, MSELossFlat, OptimWrapper, Recorder,
-    TensorCategory, TensorImage, TfmdDL, accuracy, default_device, mse, to_cpu)
+    AMPMode, Callback, CancelEpochException, Category, CategoryMap, ChannelsLast, CrossEntropyLossFlat, DataLoaders, L, Learner,
+    MixedPrecision, MSELossFlat, OptimWrapper, TensorCategory, TensorImage, TfmdDL, accuracy, default_device, mse)
 from .data import Arrays, Batches, Data, read_image
-from .masks import Masks
+from .masks import Masks, write_bytes
 from .models import look_up
 
 # %% ../nbs/30_training.ipynb #5003cb2b
@@ -211,7 +212,7 @@ class RecipeSchedule(Callback):
                 ): self.recipe, self.log = recipe, []
     def before_train(self):
         self.opt.set_hyper('lr', self.recipe.lr_at(self.epoch, self.n_epoch))
-        self.log = self.log[:self.epoch] + [dict(epoch=self.epoch, **self.opt.hypers[-1])]
+        self.log = self.log[:self.epoch] + [dict(self.opt.hypers[-1])]
 
 # %% ../nbs/30_training.ipynb #592e960c
 def check_ranks(masks:Masks # of this process
@@ -241,26 +242,62 @@ class KeepMasks(Callback):
 # %% ../nbs/30_training.ipynb #c9158256
 class StopIfNotFinite(Callback):
     "Ends a run at the first loss that is not finite, saying where."
+    order = 20 # after mixed precision has closed its context
     def after_loss(self):
         if self.training and not torch.isfinite(self.loss).all(): raise FloatingPointError(
             f'the loss is {self.loss.item()} at epoch {self.epoch}, batch {self.iter} (counted from 0): '
             f'the run is stopped; a lower learning rate may help (it was {self.opt.hypers[-1]["lr"]:g})')
 
-# %% ../nbs/30_training.ipynb #923de973
+# %% ../nbs/30_training.ipynb #e0cfb754
+class EpochRecord(Callback):
+    "Keeps losses, metrics and seconds of each epoch of the last run in `rows`."
+    order = 60 # after fastai's recorder
+    def __init__(self): self.rows, self.trained = [], False
+    def before_train(self):
+        self.rows, self.start = self.rows[:self.epoch], time.time()
+    def after_train(self): self.trained = True
+    def after_epoch(self):
+        if not self.trained: return
+        values = [None if v is None else float(v) for v in self.learn.final_record]
+        names = list(self.recorder.metric_names)[1:1 + len(values)]
+        self.rows.append(dict(zip(names, values), seconds=time.time() - self.start))
+        self.trained = False
+
+# %% ../nbs/30_training.ipynb #773948cf
+@contextmanager
+def quiet(learn:Learner):
+    "A learner that draws no bars and prints no rows."
+    with learn.no_bar(), learn.no_logging(): yield learn
+
+def history(learn:Learner # with an `EpochRecord`
+           ): # a pandas DataFrame, a row an epoch
+    "Losses and metrics of a learner's last run."
+    import pandas as pd
+    return pd.DataFrame(learn.epoch_record.rows).rename_axis('epoch').drop(columns='seconds', errors='ignore')
+
+# %% ../nbs/30_training.ipynb #9ba27b3a
 class SparseLearner(Learner):
     "A fastai `Learner` that follows a recipe."
-    recipe, deterministic, start_epoch = None, False, 0
+    recipe, deterministic, first_epoch = None, False, 0
 
     def fit(self, *args, **kwargs):
+        self.first_epoch = 0
         with deterministic(self.deterministic): return super().fit(*args, **kwargs)
+
+    def _do_fit(self):
+        for self.epoch in range(self.first_epoch, self.n_epoch): self._with_events(self._do_epoch, 'epoch', CancelEpochException)
 
     def fit_recipe(self,
                    epochs:int=None, # length of the run; None: the recipe's. The drops are scaled to it
-                   cbs=None, # further callbacks
+                   checkpoint:str|Path=None, # a file to go on from if it exists, written as the run proceeds
+                   every:int=1, # epochs from one checkpoint to the next
+                   cbs=(), # further callbacks
                   ):
-        "Train by the recipe, from a fresh optimizer."
-        self.fit(epochs or self.recipe.epochs, cbs=cbs, reset_opt=True)
+        "Train by the recipe with a fresh optimizer, or go on with a run that was broken off."
+        saver = [] if checkpoint is None else [Checkpoint(checkpoint, every)]
+        self.fit(epochs or self.recipe.epochs, cbs=[*saver, *L(cbs)], reset_opt=True)
 
+# %% ../nbs/30_training.ipynb #38e3782d
 @contextmanager
 def deterministic(on:bool=True # or leave things as they are
                  ):
@@ -273,11 +310,26 @@ def deterministic(on:bool=True # or leave things as they are
     finally:
         if on: torch.use_deterministic_algorithms(before[0]); torch.backends.cudnn.benchmark = before[1]
 
-# %% ../nbs/30_training.ipynb #9ba27b3a
+# %% ../nbs/30_training.ipynb #218ad4c8
+class Amp(MixedPrecision):
+    "Mixed precision on the device where the data is."
+    def before_fit(self):
+        kind, dtype = self.dls.device.type, dict(fp16=torch.float16, bf16=torch.bfloat16)[self.amp_mode.value]
+        self.autocast, self.scales = torch.autocast(kind, dtype), L()
+        self.learn.scaler = torch.amp.GradScaler(kind, enabled=dtype == torch.float16)
+
+# %% ../nbs/30_training.ipynb #ede156ef
+def _speedups(model, amp, channels_last):
+    "Callbacks for mixed precision and for convolutions with channels last."
+    if channels_last is None: channels_last = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
+    return [ChannelsLast()]*channels_last + ([Amp(amp)] if amp else [])
+
 def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
                    model:nn.Module, # the network, changed in place
                    masks:Masks=None, # its masks; None: those it remembers, if any
                    recipe:str|Recipe='default', # how it is trained
+                   amp:str=None, # mixed precision: 'bf16' or 'fp16'
+                   channels_last:bool=None, # store images with channels last? None: if there are convolutions
                    deterministic:bool=False, # deterministic algorithms only?
                    cbs=(), # further callbacks
                    **kwargs, # of fastai's `Learner`
@@ -287,8 +339,99 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
     if masks is not None: masks.apply(model)
     regression = getattr(getattr(dls.train_ds, 'data', None), 'is_regression', False)
     loss, metric = (MSELossFlat(), mse) if regression else (CrossEntropyLossFlat(), accuracy)
-    ours = [RecipeSchedule(recipe), StopIfNotFinite()] + [KeepMasks(masks)]*(masks is not None)
+    ours = [RecipeSchedule(recipe), StopIfNotFinite(), EpochRecord(), *_speedups(model, amp, channels_last)]
+    if masks is not None: ours.append(KeepMasks(masks))
     kwargs = dict(loss_func=loss, metrics=metric, lr=recipe.lr, opt_func=opt_func(recipe), wd_bn_bias=True) | kwargs
-    learn = SparseLearner(dls, model, cbs=[*ours, *cbs], **kwargs)
+    learn = SparseLearner(dls, model, cbs=[*ours, *L(cbs)], **kwargs)
     learn.recipe, learn.deterministic = recipe, deterministic
     return learn
+
+# %% ../nbs/30_training.ipynb #bd8e7c77
+def _random_states():
+    "The global random states of torch, CUDA, numpy and Python."
+    kind, keys, *rest = np.random.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return dict(torch=torch.get_rng_state(), cuda=cuda, numpy=[kind, torch.from_numpy(keys.astype(np.int64)), *rest], python=random.getstate())
+
+def _set_random_states(states):
+    "Set the global random states."
+    kind, keys, *rest = states['numpy']
+    torch.set_rng_state(states['torch']); random.setstate(states['python'])
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    if states['cuda'] and torch.cuda.is_available(): torch.cuda.set_rng_state_all(states['cuda'])
+
+# %% ../nbs/30_training.ipynb #1b79f255
+def _what_runs(learn):
+    "What a run is: two runs with the same answer are the same run."
+    masks, dl = Masks.of(learn.model), learn.dls.train
+    shapes = {name: list(p.shape) for name, p in learn.model.state_dict().items()}
+    return dict(recipe=repr(getattr(learn, 'recipe', None)), epochs=learn.n_epoch, masks=masks.hash() if masks is not None else 'none',
+                network=repr(shapes), data=repr((len(dl.dataset), dl.bs, getattr(dl, 'seed', None))))
+
+def _recorded(recorder):
+    "What fastai's recorder has noted, as plain numbers."
+    number = lambda v: None if v is None else float(v)
+    smooth = recorder.smooth_loss
+    return dict(values=[[number(v) for v in row] for row in recorder.values], lrs=list(recorder.lrs), iters=list(recorder.iters),
+                losses=[number(v) for v in recorder.losses], smooth=[smooth.count, number(smooth.val)])
+
+# %% ../nbs/30_training.ipynb #0d38270a
+class Checkpoint(Callback):
+    "Writes the state of a run after epochs, and goes on from it."
+    order = 95 # after everything else
+    def __init__(self,
+                 path:str|Path, # the file; its folder exists
+                 every:int=1, # epochs from one to the next; the last is always written
+                ): self.path, self.every, self.begun, self.trained = Path(path), every, False, False
+
+    def before_fit(self):
+        if not isinstance(self.learn, SparseLearner): raise TypeError('Checkpoint needs a SparseLearner, see sparse_learner')
+        if not self.begun and self.path.exists(): self.go_on(self.read())
+        self.begun = True
+
+    def after_train(self): self.trained = True
+    def after_epoch(self):
+        done = self.epoch + 1
+        if self.trained and (done % self.every == 0 or done == self.n_epoch): self.write()
+        self.trained = False
+
+# %% ../nbs/30_training.ipynb #446cc511
+@patch
+def write(self:Checkpoint):
+    "Write the state of the run; only the first process of several does."
+    learn, dl = self.learn, self.dls.train
+    if int(os.environ.get('RANK', 0)): return
+    state = dict(format=_checkpoint, run=_what_runs(learn), done=self.epoch + 1, model=learn.model.state_dict(), opt=learn.opt.state_dict(),
+                 data=getattr(dl, 'epoch', None), order=dl.rng.getstate(), record=_recorded(learn.recorder), random=_random_states(),
+                 rows=learn.epoch_record.rows, schedule=learn.recipe_schedule.log, scaler=learn.scaler.state_dict() if getattr(learn, 'scaler', None) else None)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_bytes(self.path, buffer.getvalue())
+
+_checkpoint = 'phew_nb.checkpoint/1'
+
+@patch
+def read(self:Checkpoint):
+    "The state in the file; ValueError where it is damaged or of another run."
+    try: state = torch.load(self.path, map_location='cpu', weights_only=True)
+    except Exception as e: raise ValueError(f"'{self.path}' is damaged, or no checkpoint: {str(e).splitlines()[0]}") from None
+    if not isinstance(state, dict) or state.get('format') != _checkpoint: raise ValueError(f"'{self.path}' is not a checkpoint of a run")
+    for what, now in _what_runs(self.learn).items():
+        if state['run'][what] != now: raise ValueError(f"'{self.path}' is the checkpoint of another run: its {what} was "
+            f"{state['run'][what]}, here it is {now}; take another file, or remove this one")
+    return state
+
+# %% ../nbs/30_training.ipynb #33cb689f
+@patch
+def go_on(self:Checkpoint, state):
+    "Put a run into the state it had."
+    learn, record, dl = self.learn, state['record'], self.dls.train
+    learn.model.load_state_dict(state['model']); learn.opt.load_state_dict(state['opt'])
+    if state['scaler']: learn.scaler.load_state_dict(state['scaler'])
+    learn.first_epoch, learn.recipe_schedule.log, learn.epoch_record.rows = state['done'], state['schedule'], state['rows']
+    for name in ('lrs', 'iters', 'losses'): setattr(learn.recorder, name, record[name])
+    learn.recorder.values = [L(row) for row in record['values']]
+    learn.recorder.smooth_loss.count, learn.recorder.smooth_loss.val = record['smooth'][0], torch.tensor(record['smooth'][1])
+    dl.rng.setstate(state['order'])
+    if state['data'] is not None: dl.epoch = state['data']
+    _set_random_states(state['random'])
