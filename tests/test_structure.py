@@ -1,0 +1,69 @@
+"The shape of the project: notebooks and modules, layers, directives, stored outputs."
+import ast, json, re, subprocess, sys
+from pathlib import Path
+
+import pytest
+
+root = Path(__file__).resolve().parent.parent
+notebooks = sorted((root/'nbs').rglob('[!._]*.ipynb'))
+numbered = [p for p in notebooks if re.match(r'\d\d_', p.name) and p.parent.name == 'nbs']
+number = {p.stem[3:]: int(p.name[:2]) for p in numbered}
+ids = lambda p: p.stem
+
+def code_cells(path):
+    "The sources of a notebook's code cells."
+    cells = json.loads(path.read_text(encoding='utf-8'))['cells']
+    return [''.join(c['source']) for c in cells if c['cell_type'] == 'code']
+
+def imported(source):
+    "The modules of this library that a piece of Python imports."
+    lines = '\n'.join(l for l in source.splitlines() if not re.match(r'\s*[%!]', l))
+    for node in ast.walk(ast.parse(lines)):
+        if isinstance(node, ast.ImportFrom) and (node.module or '').startswith('phew_nb.'): yield node.module.split('.')[1]
+        elif isinstance(node, ast.ImportFrom) and node.level == 1 and node.module: yield node.module.split('.')[0]
+        elif isinstance(node, ast.Import): yield from (a.name.split('.')[1] for a in node.names if a.name.startswith('phew_nb.'))
+
+@pytest.mark.parametrize('path', numbered, ids=ids)
+def test_module_is_named_as_its_notebook(path):
+    names = [m[1] for s in code_cells(path) for m in re.finditer(r'^#\|\s*default_exp\s+(\S+)', s, re.M)]
+    assert names == [path.stem[3:]] and (root/'phew_nb'/f'{names[0]}.py').exists()
+
+def test_every_module_has_its_notebook():
+    modules = {p.stem for p in (root/'phew_nb').glob('*.py')} - {'__init__', '_modidx', 'all'}
+    assert modules == number.keys()
+
+@pytest.mark.parametrize('path', numbered, ids=ids)
+def test_a_notebook_imports_lower_numbers_only(path):
+    own = int(path.name[:2])
+    for source in code_cells(path):
+        for module in imported(source): assert number.get(module, 99) < own, f'{path.name} imports {module}'
+
+@pytest.mark.parametrize('name', [n for n,k in number.items() if k < 30])
+def test_no_fastai_below_training(name):
+    code = f'import sys, phew_nb.{name}; print([m for m in ("fastai", "pandas") if m in sys.modules])'
+    run = subprocess.run([sys.executable, '-c', code], cwd=root, capture_output=True, text=True)
+    assert run.stdout.strip() == '[]', run.stdout + run.stderr
+
+@pytest.mark.parametrize('path', numbered, ids=ids)
+def test_exported_cells(path):
+    for source in code_cells(path):
+        exported = re.search(r'^\s*#\s*\|\s*export', source, re.M)
+        if not exported: continue
+        assert re.match(r'#\| exporti?$', source, re.M), f'{path.name}: the directive must be the first line of\n{source[:200]}'
+        assert not re.search(r'^#\|\s*(slow|cuda|data)\b', source, re.M), f'{path.name}: a flagged cell is exported\n{source[:200]}'
+        long = [l for l in source.splitlines() if len(l) > 120]
+        assert not long, f'{path.name}: longer than 120 columns: {long[0]}'
+
+@pytest.mark.parametrize('path', notebooks, ids=ids)
+def test_outputs_are_stored_and_hold_no_errors(path):
+    cells = json.loads(path.read_text(encoding='utf-8'))['cells']
+    outputs = [o for c in cells for o in c.get('outputs', [])]
+    assert outputs, f'{path.name} was never run'
+    assert not [o for o in outputs if o['output_type'] == 'error']
+
+def test_no_paths_of_a_machine():
+    machine = re.compile(r'(^|[^A-Za-z0-9_.])/(work|tmp|root|home|Users)/[A-Za-z0-9_.-]')
+    texts = {p: p.read_text(encoding='utf-8') for d in ('phew_nb', 'tools', 'tests', '.github') for p in (root/d).rglob('*.[py]*ml')}
+    texts |= {p: p.read_text(encoding='utf-8') for d in ('phew_nb', 'tools', 'tests', 'bench') for p in (root/d).rglob('*.py')}
+    for p in notebooks: texts[p] = re.sub(r'"image/png": ".*"', '', p.read_text(encoding='utf-8'))
+    for p,text in texts.items(): assert not (m := machine.search(text)), f'{p.name}: {text[m.start():m.end()+60]}'
