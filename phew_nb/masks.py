@@ -403,6 +403,14 @@ def of(cls: Masks,
              for own, mask in _masks_in(module).items()}
     return cls(found) if found else None
 
+# %% ../nbs/11_masks.ipynb #53a1db20
+@patch(cls_method=True)
+def rezero(cls: Masks, model: nn.Module):
+    "Zero the masked weights of a kept model once more."
+    for module in _bare(model).modules():
+        layer = _layer(module)
+        for param in layer.params.values() if layer else (): _zero(param)
+
 # %% ../nbs/11_masks.ipynb #832216fb
 @patch(cls_method=True)
 def release(cls: Masks, model: nn.Module):

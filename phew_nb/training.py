@@ -238,6 +238,8 @@ class KeepMasks(Callback):
         if masks is None: raise ValueError('KeepMasks() without masks needs a model that remembers some: see Masks.apply')
         check_ranks(masks)
         masks.keep(self.model, self.opt)
+    def after_step(self):
+        if not isinstance(getattr(self.opt, 'opt', None), torch.optim.Optimizer): Masks.rezero(self.model)
 
 # %% ../nbs/30_training.ipynb #c9158256
 class StopIfNotFinite(Callback):

@@ -1,0 +1,175 @@
+"Learners keep masks under every optimizer and callback of fastai, and runs survive being killed."
+import io, multiprocessing, os, signal, warnings
+from functools import partial
+
+import pytest, torch
+from torch import nn
+
+warnings.filterwarnings('ignore', '.*torch.jit.script', FutureWarning)
+from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.learner import load_learner
+from fastai.optimizer import SGD, Adam, Lamb, Larc, OptimWrapper, QHAdam, RMSProp, ranger
+from fastai.vision.all import Callback, CrossEntropyLossFlat, Learner
+
+from phew_nb.data import digits
+from phew_nb.masks import Masks
+from phew_nb.models import mlp, resnet20
+from phew_nb.training import (ArrayDL, Checkpoint, KeepMasks, Recipe, StopIfNotFinite, data_loaders, history, quiet, recipes,
+                              sparse_learner)
+
+torch.set_num_threads(1)
+data = digits().subset(20, seed=0, n_test_per_class=10)
+
+def random_masks(model, density=.3, seed=1):
+    gen = torch.Generator().manual_seed(seed)
+    return Masks({name: torch.rand(p.shape, generator=gen) < density for name, p in model.named_parameters() if p.dim() > 1})
+
+def assert_zero(model, masks):
+    for name, mask in masks.items():
+        weight = model.get_parameter(name)
+        assert (weight[~mask] == 0).all() and weight.isfinite().all() and (weight != 0).any()
+
+class LookAtEveryStep(Callback):
+    "The masked weights are zero in every forward pass and after every step."
+    order = 90
+    def __init__(self, masks): self.masks, self.steps = masks, 0
+    def before_batch(self): assert_zero(self.model, self.masks)
+    def after_batch(self): assert_zero(self.model, self.masks); self.steps += self.training
+
+fastai_optimizers = {
+    'sgd': SGD, 'sgd momentum decay': partial(SGD, mom=.9, wd=.1), 'sgd coupled': partial(SGD, mom=.9, wd=.1, decouple_wd=False),
+    'adam': partial(Adam, wd=.1), 'adam coupled': partial(Adam, wd=.1, decouple_wd=False), 'rmsprop': partial(RMSProp, mom=.9),
+    'qhadam': QHAdam, 'larc': Larc, 'lamb': partial(Lamb, wd=.1), 'ranger': ranger,
+    'torch adamw': partial(OptimWrapper, opt=torch.optim.AdamW), 'torch sgd': partial(OptimWrapper, opt=torch.optim.SGD, momentum=.9)}
+
+@pytest.mark.parametrize('opt_func', fastai_optimizers.values(), ids=fastai_optimizers.keys())
+@pytest.mark.parametrize('dense_first', [False, True])
+def test_every_fastai_optimizer(opt_func, dense_first):
+    "Also with an optimizer that remembers the dense network."
+    model = mlp([64, 16, 10], bn=True, seed=0)
+    learn = Learner(data_loaders(data, 50, device='cpu'), model, CrossEntropyLossFlat(), opt_func=opt_func, lr=.01)
+    masks = random_masks(model)
+    with quiet(learn):
+        if dense_first: learn.fit(1)
+        learn.add_cb(KeepMasks(masks))
+        learn.fit(2, cbs=[look := LookAtEveryStep(masks), GradientClip(.5), GradientAccumulation(100)])
+    assert look.steps == 8
+
+@pytest.mark.parametrize('options', [{}, dict(amp='bf16'), dict(amp='fp16'), dict(channels_last=True, deterministic=True)], ids=str)
+def test_convolutions(options):
+    model = resnet20(10, n_in=1, seed=0)
+    masks = random_masks(model, .1)
+    learn = sparse_learner(data_loaders(data, 100, device='cpu'), model, masks, Recipe(epochs=1), cbs=LookAtEveryStep(masks), **options)
+    with quiet(learn): learn.fit_recipe()
+    assert learn.look_at_every_step.steps == 2 and not torch.are_deterministic_algorithms_enabled()
+
+def test_a_fastai_learner_of_ones_own_with_one_cycle_and_freezing():
+    model = mlp([64, 16, 10], seed=0)
+    masks = random_masks(model).apply(model)
+    learn = Learner(data_loaders(data, 50, device='cpu'), model, CrossEntropyLossFlat(), cbs=KeepMasks)
+    with quiet(learn): learn.fit_one_cycle(1, 1e-2, cbs=LookAtEveryStep(masks))
+
+def test_export_and_load(tmp_path):
+    model = mlp([64, 16, 10], seed=0)
+    masks = random_masks(model)
+    learn = sparse_learner(data_loaders(data, 50, device='cpu'), model, masks)
+    with quiet(learn): learn.fit_recipe(2)
+    expected = learn.predict(data.test.x[0])
+    learn.path = tmp_path
+    learn.export('learner.pkl')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        shipped = load_learner(tmp_path/'learner.pkl')
+    assert Masks.of(shipped.model) == masks
+    for image in data.test.x[0], data.test.x[0].numpy(), data.test.x[0, 0]:
+        digit, number, probabilities = shipped.predict(image)
+        assert (digit, int(number)) == (expected[0], int(expected[1])) and torch.equal(probabilities, expected[2])
+
+def test_same_data_whatever_was_looked_at():
+    learners = [sparse_learner(data_loaders(data, 50, seed=4, device='cpu'), mlp([64, 8, 10], seed=0)) for _ in range(2)]
+    learners[1].dls.one_batch(); learners[1].validate(); learners[1].dls.show_batch(show=False)
+    for learn in learners:
+        with quiet(learn): learn.fit_recipe(2)
+    for a, b in zip(*(learn.model.parameters() for learn in learners)): assert torch.equal(a, b)
+
+def test_not_finite_says_where():
+    learn = sparse_learner(data_loaders(data, 50, device='cpu'), mlp([64, 8, 10], seed=0), recipe=Recipe(epochs=2, lr=1e30))
+    with quiet(learn), pytest.raises(FloatingPointError, match='at epoch 0, batch [12]'): learn.fit_recipe()
+
+# killed by SIGKILL, three times
+
+def make_learner():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(.2), *mlp([64, 16, 10], bn=True, seed=0))
+    return sparse_learner(data_loaders(data, 20, seed=3, device='cpu'), model, random_masks(model), Recipe(epochs=6, lr=.05))
+
+class Report(Callback):
+    "Says where the run is, and waits for leave to go on."
+    order = 99
+    def __init__(self, say): self.say = say
+    def before_batch(self):
+        if self.training: self.say((self.epoch, self.iter))
+
+def train_in_a_process(path, pipe):
+    torch.set_num_threads(1)
+    def say(where):
+        pipe.send(where)
+        pipe.recv()
+    learn = make_learner()
+    replace = os.replace
+    os.replace = lambda *args: (say('a checkpoint is written but not in place'), replace(*args))
+    with quiet(learn): learn.fit_recipe(checkpoint=path, cbs=Report(say))
+    pipe.send({name: t.numpy() for name, t in learn.model.state_dict().items()})
+
+def run_until(context, path, stop):
+    "A process that trains; killed at a place, or with the weights it ends with."
+    here, there = context.Pipe()
+    process = context.Process(target=train_in_a_process, args=(str(path), there))
+    process.start()
+    while not isinstance(where := here.recv(), dict) and where != stop: here.send('go on')
+    if not isinstance(where, dict): os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    return where, process.exitcode
+
+@pytest.mark.skipif(not hasattr(signal, 'SIGKILL'), reason='no SIGKILL on this system')
+def test_killed_three_times(tmp_path):
+    "The run ends with the undisturbed run's weights, to the last bit."
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload(['phew_nb.training', 'phew_nb.data', 'phew_nb.models'])
+    for stop in (1, 7), 'a checkpoint is written but not in place', (4, 3):
+        assert run_until(context, tmp_path/'run.pt', stop) == (stop, -signal.SIGKILL)
+    weights, code = run_until(context, tmp_path/'run.pt', 'never')
+    undisturbed = make_learner()
+    with quiet(undisturbed): undisturbed.fit_recipe()
+    assert code == 0
+    for name, t in undisturbed.model.state_dict().items(): assert (t.numpy() == weights[name]).all(), name
+
+def test_resume_restores_the_record(tmp_path):
+    with quiet(whole := make_learner()): whole.fit_recipe()
+    with quiet(part := make_learner()), pytest.raises(RuntimeError): part.fit_recipe(checkpoint=tmp_path/'run.pt', every=2, cbs=StopAt(5))
+    with quiet(rest := make_learner()): rest.fit_recipe(checkpoint=tmp_path/'run.pt', every=2)
+    assert rest.first_epoch == 4
+    assert history(rest).equals(history(whole))
+    assert [float(v) for v in rest.recorder.losses] == [float(v) for v in whole.recorder.losses]
+    with quiet(rest): rest.fit_recipe(checkpoint=tmp_path/'run.pt')
+    assert rest.first_epoch == 6 and history(rest).equals(history(whole))
+
+class StopAt(Callback):
+    def __init__(self, at): self.at = at
+    def before_train(self):
+        if self.epoch == self.at: raise RuntimeError('stopped')
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    learn = make_learner()
+    with quiet(learn): learn.fit_recipe(1, checkpoint=tmp_path/'run.pt')
+    before = (tmp_path/'run.pt').read_bytes()
+    def refused(learn, word, epochs=1):
+        with quiet(learn), pytest.raises(ValueError, match=f'of another run: its {word} was'):
+            learn.fit_recipe(epochs, checkpoint=tmp_path/'run.pt')
+    changed = [make_learner() for _ in range(2)]
+    changed[0].recipe = Recipe(epochs=6, lr=.1)
+    changed[1].keep_masks.masks = random_masks(learn.model, .1)
+    refused(changed[0], 'recipe'); refused(changed[1], 'masks'); refused(learn, 'epochs', 2)
+    assert (tmp_path/'run.pt').read_bytes() == before
+    torch.save({'model': 1}, tmp_path/'other.pt')
+    with quiet(learn), pytest.raises(ValueError, match='is not a checkpoint'): learn.fit_recipe(1, checkpoint=tmp_path/'other.pt')
