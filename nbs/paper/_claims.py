@@ -6,9 +6,9 @@
     book.save()                 # writes claims/a2_lemma2.json
     book.table()                # paper | here | scale | holds?
 
-A notebook runs in its own folder, where this file lies; nbdev neither exports nor tests it. Numbers are strings made of measured
-values. A record from a cell that is skipped by default (`#| slow`, `#| data`) is added with `skipped=True`: when that cell
-does not run, `save` keeps the record of its last run.
+A notebook runs in its own folder, where this file lies; nbdev neither exports nor tests it. Numbers are strings made of
+measured values. A record from a cell that is skipped by default (`#| slow`, `#| data`) is added with `skipped=True`:
+when that cell does not run, `save` keeps the record of its last run.
 """
 import json, os, re, tempfile
 from collections import Counter
@@ -37,12 +37,15 @@ def markdown_table(rows, header):
     lines = [header, ['---']*len(header), *rows]
     return Markdown('\n'.join(f"| {' | '.join(map(cell, line))} |" for line in lines))
 
+def read_json(path): return json.loads(Path(path).read_text(encoding='utf8'))
+
 def write_json(path, content):
     "Write sorted and indented JSON in one step; an unchanged file is left alone."
     path, text = Path(path), json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + '\n'
     if path.exists() and path.read_text(encoding='utf8') == text: return
     path.parent.mkdir(exist_ok=True)
-    with tempfile.NamedTemporaryFile('w', encoding='utf8', dir=path.parent, suffix='.tmp', delete=False) as f: f.write(text)
+    file = tempfile.NamedTemporaryFile('w', encoding='utf8', dir=path.parent, suffix='.tmp', delete=False)
+    with file as f: f.write(text)
     os.chmod(f.name, 0o644)
     os.replace(f.name, path)
 
@@ -50,7 +53,7 @@ class Claims:
     "The records of one notebook."
     def __init__(self, notebook, folder='claims'):
         self.notebook, self.path, self.records = notebook, Path(folder)/f'{notebook}.json', {}
-        self.before = {r['id']: r for r in json.loads(self.path.read_text(encoding='utf8'))} if self.path.exists() else {}
+        self.before = {r['id']: r for r in read_json(self.path)} if self.path.exists() else {}
 
     def add(self, id, section, claim, cell, verdict, number, scale, skipped=False):
         "Record one claim: the heading of the `cell` that measures it, the verdict, the measured number and the scale."
@@ -77,14 +80,14 @@ class Claims:
 
 def gather(folder='claims'):
     "Every notebook's records, checked, sorted by name; two records of one name are refused."
-    records = [check(r) for path in sorted(Path(folder).glob('*.json')) for r in json.loads(path.read_text(encoding='utf8'))]
+    records = [check(r) for path in sorted(Path(folder).glob('*.json')) for r in read_json(path)]
     twice = [k for k, n in Counter(r['id'] for r in records).items() if n > 1]
     if twice: raise ValueError(f'claims recorded twice: {twice}')
     return sorted(records, key=lambda r: r['id'])
 
 def headings(notebook):
     "The headings of a notebook beside this one."
-    cells = json.loads(Path(f'{notebook}.ipynb').read_text(encoding='utf8'))['cells']
+    cells = read_json(f'{notebook}.ipynb')['cells']
     text = '\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
     return re.findall(r'^#+ (.+?)\s*$', text, re.M)
 
