@@ -26,7 +26,7 @@ def draw_mlp(ax, weights, fmt='{:g}', names=('inputs', 'hidden', 'outputs')):
         for (out, inp), value in ((ij, w[ij]) for ij in zip(*w.nonzero())):
             (x0, y0), (x1, y1) = place(layer, inp), place(layer + 1, out)
             ax.plot([x0, x1], [y0, y1], color='.5', zorder=1)
-            at = .3 + .12 * (inp % 2)
+            at = .2 + .15 * (inp % 2) + .07 * (out % 2)
             if fmt: ax.text(x0 + at * (x1 - x0), y0 + at * (y1 - y0), fmt.format(value), fontsize=7, ha='center',
                             va='center', bbox=dict(facecolor='white', edgecolor='none', pad=.6))
     for layer, size in enumerate(sizes):
@@ -39,5 +39,5 @@ def draw_mlp(ax, weights, fmt='{:g}', names=('inputs', 'hidden', 'outputs')):
 def ticks(ax, values, axis='x'):
     "Ticks of a logarithmic axis at these values, written as plain numbers."
     getattr(ax, f'set_{axis}scale')('log')
-    getattr(ax, f'set_{axis}ticks')(values, [f'{v:g}' for v in values])
+    getattr(ax, f'set_{axis}ticks')(values, [f'{v:.3g}' for v in values])
     getattr(ax, f'{axis}axis').set_minor_locator(plt.NullLocator())
