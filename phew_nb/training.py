@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['recipes', 'optimizers', 'Recipe', 'as_code', 'find_recipe', 'opt_func', 'ArraySet', 'ArrayDL', 'data_loaders',
            'RecipeSchedule', 'check_ranks', 'KeepMasks', 'StopIfNotFinite', 'EpochRecord', 'quiet', 'history',
-           'SparseLearner', 'deterministic', 'Amp', 'sparse_learner', 'Checkpoint']
+           'SparseLearner', 'deterministic', 'ShardDL', 'Shards', 'Amp', 'sparse_learner', 'Checkpoint']
 
 # %% ../nbs/30_training.ipynb #ec4bd8e8
 import io, os, random, time, torch
@@ -20,9 +20,10 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from fastai.vision.all import (
     AMPMode, Callback, CancelEpochException, Category, CategoryMap, ChannelsLast, CrossEntropyLossFlat, DataLoaders, L, Learner,
-    MixedPrecision, MSELossFlat, OptimWrapper, TensorCategory, TensorImage, TfmdDL, accuracy, default_device, mse)
+    MixedPrecision, MSELossFlat, OptimWrapper, TensorCategory, TensorImage, TfmdDL, accuracy, apply, default_device, mse,
+    num_distrib, rank_distrib, to_detach)
 from .data import Arrays, Batches, Data, read_image
-from .masks import Masks, write_bytes
+from .masks import Masks, unwrapped, write_bytes
 from .models import look_up
 
 # %% ../nbs/30_training.ipynb #5003cb2b
@@ -312,6 +313,40 @@ def deterministic(on:bool=True # or leave things as they are
     finally:
         if on: torch.use_deterministic_algorithms(before[0]); torch.backends.cudnn.benchmark = before[1]
 
+# %% ../nbs/30_training.ipynb #eeddb525
+class ShardDL(TfmdDL):
+    "One process's part of each batch of a loader."
+    _default = 'dl'
+    def __init__(self,
+                 dl:ArrayDL, # gives the same batches in every process
+                 rank:int=None, world_size:int=None, # this process, and how many there are; None: as the environment says
+                ):
+        self.dl, self.rank, self.world_size = dl, rank_distrib() if rank is None else rank, world_size or num_distrib()
+    def __len__(self): return len(self.dl)
+    def __iter__(self):
+        for batch in self.dl:
+            self.n = len(batch[0])
+            part = -(-self.n//self.world_size)
+            rows = torch.arange(part*self.rank, part*(self.rank + 1)) % self.n
+            yield tuple(t[rows.to(t.device)] for t in batch)
+    def new(self, *args, **kwargs): return self.dl.new(*args, **kwargs)
+    def to_detach(self, b, cpu=True, gather=True):
+        "Tensors of all processes, in the order of the whole batch."
+        return apply(lambda t: t[:self.n] if gather and t.ndim else t, to_detach(b, cpu, gather))
+
+# %% ../nbs/30_training.ipynb #bf55bf04
+class Shards(Callback):
+    "Cuts the batches of an `ArrayDL` for the processes of a distributed run."
+    order = 10 # before fastai wraps loaders
+    def before_fit(self):
+        trainer = getattr(self.learn, 'distributed_trainer', None)
+        if trainer: trainer._wrap_dl = partial(_shard, type(trainer)._wrap_dl, trainer)
+
+def _shard(wrap, trainer, dl):
+    "A process's part of a loader: ours, or as fastai wraps it."
+    if isinstance(dl, ShardDL): return dl
+    return ShardDL(dl) if isinstance(dl, ArrayDL) else wrap(trainer, dl)
+
 # %% ../nbs/30_training.ipynb #218ad4c8
 class Amp(MixedPrecision):
     "Mixed precision on the device where the data is."
@@ -341,7 +376,7 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
     if masks is not None: masks.apply(model)
     regression = getattr(getattr(dls.train_ds, 'data', None), 'is_regression', False)
     loss, metric = (MSELossFlat(), mse) if regression else (CrossEntropyLossFlat(), accuracy)
-    ours = [RecipeSchedule(recipe), StopIfNotFinite(), EpochRecord(), *_speedups(model, amp, channels_last)]
+    ours = [RecipeSchedule(recipe), StopIfNotFinite(), EpochRecord(), Shards(), *_speedups(model, amp, channels_last)]
     if masks is not None: ours.append(KeepMasks(masks))
     kwargs = dict(loss_func=loss, metrics=metric, lr=recipe.lr, opt_func=opt_func(recipe), wd_bn_bias=True) | kwargs
     learn = SparseLearner(dls, model, cbs=[*ours, *L(cbs)], **kwargs)
@@ -363,10 +398,12 @@ def _set_random_states(states):
     if states['cuda'] and torch.cuda.is_available(): torch.cuda.set_rng_state_all(states['cuda'])
 
 # %% ../nbs/30_training.ipynb #1b79f255
+def _whole(dl): return dl.dl if isinstance(dl, ShardDL) else dl
+
 def _what_runs(learn):
     "What a run is: two runs with the same answer are the same run."
     masks, dl = Masks.of(learn.model), learn.dls.train
-    shapes = {name: list(p.shape) for name, p in learn.model.state_dict().items()}
+    shapes = {name: list(p.shape) for name, p in unwrapped(learn.model).state_dict().items()}
     return dict(recipe=repr(getattr(learn, 'recipe', None)), epochs=learn.n_epoch, masks=masks.hash() if masks is not None else 'none',
                 network=repr(shapes), data=repr((len(dl.dataset), dl.bs, getattr(dl, 'seed', None))))
 
@@ -401,9 +438,9 @@ class Checkpoint(Callback):
 @patch
 def write(self:Checkpoint):
     "Write the state of the run; only the first process of several does."
-    learn, dl = self.learn, self.dls.train
+    learn, dl = self.learn, _whole(self.dls.train)
     if int(os.environ.get('RANK', 0)): return
-    state = dict(format=_checkpoint, run=_what_runs(learn), done=self.epoch + 1, model=learn.model.state_dict(), opt=learn.opt.state_dict(),
+    state = dict(format=_checkpoint, run=_what_runs(learn), done=self.epoch + 1, model=unwrapped(learn.model).state_dict(), opt=learn.opt.state_dict(),
                  data=getattr(dl, 'epoch', None), order=dl.rng.getstate(), record=_recorded(learn.recorder), random=_random_states(),
                  rows=learn.epoch_record.rows, schedule=learn.recipe_schedule.log, scaler=learn.scaler.state_dict() if getattr(learn, 'scaler', None) else None)
     buffer = io.BytesIO()
@@ -427,8 +464,8 @@ def read(self:Checkpoint):
 @patch
 def go_on(self:Checkpoint, state):
     "Put a run into the state it had."
-    learn, record, dl = self.learn, state['record'], self.dls.train
-    learn.model.load_state_dict(state['model']); learn.opt.load_state_dict(state['opt'])
+    learn, record, dl = self.learn, state['record'], _whole(self.dls.train)
+    unwrapped(learn.model).load_state_dict(state['model']); learn.opt.load_state_dict(state['opt'])
     if state['scaler']: learn.scaler.load_state_dict(state['scaler'])
     learn.first_epoch, learn.recipe_schedule.log, learn.epoch_record.rows = state['done'], state['schedule'], state['rows']
     for name in ('lrs', 'iters', 'losses'): setattr(learn.recorder, name, record[name])

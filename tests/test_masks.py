@@ -20,7 +20,7 @@ def random_masks(model, density=.3, seed=1):
     return Masks({name: torch.rand(p.shape, generator=gen) < density for name, p in model.named_parameters() if p.dim() > 1})
 
 def assert_zero(model, masks):
-    params = dict(masks_module._bare(model).named_parameters())
+    params = dict(masks_module.unwrapped(model).named_parameters())
     for name, mask in masks.items():
         assert (params[name][~mask] == 0).all(), f'{name} has masked weights that are not zero'
         assert params[name][mask].isfinite().all() and (params[name][mask] != 0).any()

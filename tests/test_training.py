@@ -1,5 +1,5 @@
 "Learners keep masks under every optimizer and callback of fastai, and runs survive being killed."
-import io, multiprocessing, os, signal, warnings
+import multiprocessing, os, signal, socket, traceback, warnings
 from functools import partial
 
 import pytest, torch
@@ -95,6 +95,55 @@ def test_same_data_whatever_was_looked_at():
 def test_not_finite_says_where():
     learn = sparse_learner(data_loaders(data, 50, device='cpu'), mlp([64, 8, 10], seed=0), recipe=Recipe(epochs=2, lr=1e30))
     with quiet(learn), pytest.raises(FloatingPointError, match='at epoch 0, batch [12]'): learn.fit_recipe()
+
+# two processes
+
+def train_one_of_two(rank, path, port, agree):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    import fastai.distributed # adds `distrib_ctx`
+    learn = distributed_learner(seed=1 if agree else rank)
+    try:
+        with quiet(learn), learn.distrib_ctx(sync_bn=False, cpu=True):
+            learn.fit_recipe(checkpoint=path/'run.pt')
+            prediction = learn.get_preds()[0]
+        result = dict(weights=learn.model.state_dict(), loss=list(history(learn).valid_loss), prediction=prediction)
+    except RuntimeError: result = traceback.format_exc()
+    torch.save(result, path/f'{rank}.pt')
+
+def distributed_learner(seed=1):
+    model = mlp([64, 16, 10], seed=0)
+    return sparse_learner(data_loaders(data, 40, seed=3, device='cpu'), model, random_masks(model, seed=seed), Recipe(epochs=3, lr=.05))
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+def run_two(path, agree=True):
+    port = free_port()
+    processes = [multiprocessing.get_context('spawn').Process(target=train_one_of_two, args=(rank, path, port, agree)) for rank in (0, 1)]
+    for p in processes: p.start()
+    for p in processes: p.join()
+    return [torch.load(path/f'{rank}.pt', weights_only=False) for rank in (0, 1)]
+
+def test_two_processes_equal_one(tmp_path):
+    pytest.importorskip('accelerate')
+    ours, theirs = run_two(tmp_path)
+    assert isinstance(ours, dict), ours
+    with quiet(one := distributed_learner()):
+        one.fit_recipe()
+        prediction = one.get_preds()[0]
+    assert_zero(one.model, Masks.of(one.model))
+    for name, t in one.model.state_dict().items():
+        assert torch.equal(ours['weights'][name], theirs['weights'][name])
+        torch.testing.assert_close(t, ours['weights'][name])
+    torch.testing.assert_close(list(history(one).valid_loss), ours['loss'])
+    torch.testing.assert_close(prediction, ours['prediction'])
+
+def test_two_processes_must_agree_on_the_masks(tmp_path):
+    pytest.importorskip('accelerate')
+    for said in run_two(tmp_path, agree=False): assert 'ranks [1] have other masks than rank 0' in said
 
 # killed by SIGKILL, three times
 
