@@ -1,0 +1,127 @@
+"What leaves computes the same."
+from copy import deepcopy
+
+import pytest, torch, torchvision
+from torch import nn
+
+from phew_nb.export import compact, dense_state, export_onnx, sparse_state
+from phew_nb.masks import Masks
+from phew_nb.models import mlp, resnet20
+
+def as_trained(model, seed=0):
+    "Biases, shifts and statistics as training leaves them."
+    gen = torch.Generator().manual_seed(seed)
+    for m in model.modules():
+        if isinstance(m, nn.modules.batchnorm._BatchNorm):
+            for t, scale in ((m.weight, .3), (m.bias, .5), (m.running_mean, .1)): t.data += scale*torch.randn(t.shape, generator=gen)
+        elif getattr(m, 'bias', None) is not None: m.bias.data += .3*torch.randn(m.bias.shape, generator=gen)
+    return model.eval()
+
+def bottleneck(model, share=.5, density=.5, seed=0):
+    "Random masks that leave rows and columns empty."
+    gen = torch.Generator().manual_seed(seed)
+    def mask(p):
+        rows, columns = (torch.rand(n, generator=gen) < share**.5 for n in p.shape[:2])
+        tail = [1]*(p.ndim - 2)
+        keep = rows.view(-1, 1, *tail) & (columns.view(1, -1, *tail) if p.shape[1] > 3 else True)
+        return keep & (torch.rand(p.shape, generator=gen) < density)
+    return Masks({name: mask(p) for name, p in model.named_parameters() if p.ndim > 1})
+
+def n_weights(model): return sum(p.numel() for p in model.parameters() if p.ndim > 1)
+
+class Gate(nn.Module):
+    "A block with a gate on its channels, then a concatenation."
+    def __init__(self):
+        super().__init__()
+        self.conv, self.gate, self.other = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 8), nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.last = nn.Sequential(nn.BatchNorm2d(12), nn.PReLU(12), nn.Conv2d(12, 5, 3, padding='same'), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+    def forward(self, x):
+        y = self.conv(x).relu()
+        y = y*self.gate(y.mean((2, 3))).sigmoid()[:, :, None, None]
+        return self.last(torch.cat([y, self.other(x)], 1))
+
+def gate():
+    model = Gate()
+    model(torch.randn(2, 3, 8, 8))
+    return model
+
+class Reflecting(nn.Sequential):
+    def __init__(self): super().__init__(nn.Conv2d(3, 8, 3, padding=1, padding_mode='reflect'), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+                                         nn.Conv2d(8, 8, 3, padding=1, padding_mode='reflect'), nn.GELU(), nn.Conv2d(8, 4, 3), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(36, 2))
+
+networks = {
+    'mlp': (lambda: mlp([20, 30, 30, 5], bn=True), (20,)),
+    'mlp without bias': (lambda: mlp([20, 30, 30, 5], bias=False), (20,)),
+    'resnet20': (lambda: resnet20(10), (3, 16, 16)),
+    'resnet20 pad': (lambda: resnet20(10, shortcut='pad'), (3, 16, 16)),
+    'gate': (gate, (3, 8, 8)),
+    'reflecting': (Reflecting, (3, 16, 16)),
+    'resnet50': (lambda: torchvision.models.resnet50(num_classes=10), (3, 64, 64)),
+    'mobilenet_v2': (lambda: torchvision.models.mobilenet_v2(num_classes=10), (3, 64, 64)),
+    'densenet': (lambda: torchvision.models.DenseNet(8, (2, 2), 16, num_classes=10), (3, 64, 64)),
+}
+
+@pytest.mark.parametrize('name', networks)
+@pytest.mark.parametrize('share', [.8, .3])
+def test_compact_computes_the_same(name, share):
+    make, size = networks[name]
+    torch.manual_seed(0)
+    model = as_trained(make())
+    masks = bottleneck(model, share)
+    before = deepcopy(model.state_dict())
+    small = compact(model, masks, size)
+    assert n_weights(small) < n_weights(model) or (name, share) == ('gate', .8)
+    for key, value in model.state_dict().items(): assert torch.equal(value, before[key])
+    masks.apply(model)
+    x = torch.randn(3, *size)
+    with torch.no_grad(): torch.testing.assert_close(small(x), model(x), rtol=1e-3, atol=1e-4*float(model(x).abs().max()))
+
+def test_compact_can_be_trained_on():
+    model = as_trained(resnet20(10, seed=0)).train()
+    small = compact(model, bottleneck(model), (3, 16, 16))
+    assert small.training
+    masks = Masks.of(small).keep(small)
+    opt = torch.optim.SGD(small.parameters(), .1, momentum=.9)
+    for _ in range(2):
+        nn.functional.cross_entropy(small(torch.randn(4, 3, 16, 16)), torch.arange(4)).backward()
+        opt.step(); opt.zero_grad()
+    for name, mask in masks.items(): assert (small.get_parameter(name)[~mask] == 0).all()
+
+def test_what_cannot_be_cut_stays_or_is_refused():
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(4, 2)
+        def forward(self, x): return self.b(self.a(x).view(-1, 2, 4).sum(1))
+    model = Split()
+    masks = Masks({'a.weight': torch.arange(8).view(8, 1).expand(8, 6) % 4 > 0, 'b.weight': torch.ones(2, 4, dtype=torch.bool)})
+    with pytest.raises(ValueError, match='cannot be made compact'): compact(model, masks, (6,))
+    normed = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    masks = Masks({'0.weight': torch.arange(8).view(8, 1).expand(8, 6) > 3, '2.weight': torch.ones(2, 8, dtype=torch.bool)})
+    assert n_weights(compact(normed, masks, (6,))) == n_weights(normed)
+    with pytest.raises(ValueError, match='needs masks'): compact(normed, input_size=(6,))
+    with pytest.raises(ValueError, match='another model'): compact(model, masks, (6,))
+
+def test_sparse_state(tmp_path):
+    model = resnet20(10, seed=0)
+    bottleneck(model).keep(model)
+    torch.save(sparse_state(model), tmp_path/'state.pt')
+    again = resnet20(10, seed=1)
+    again.load_state_dict(dense_state(torch.load(tmp_path/'state.pt', weights_only=True)))
+    for (name, a), b in zip(model.state_dict().items(), again.state_dict().values()): assert torch.equal(a, b), name
+
+@pytest.mark.parametrize('sparse', [False, True])
+def test_onnx(tmp_path, sparse):
+    onnxruntime = pytest.importorskip('onnxruntime')
+    pytest.importorskip('onnxscript')
+    model = as_trained(resnet20(10, seed=0)).train()
+    bottleneck(model, .3, .3).keep(model)
+    path = export_onnx(model, tmp_path/'net.onnx', (3, 32, 32), sparse=sparse)
+    assert model.training and Masks.of(model) is not None
+    session = onnxruntime.InferenceSession(path.read_bytes())
+    for n in 1, 4:
+        x = torch.randn(n, 3, 32, 32)
+        with torch.no_grad(): y = model.eval()(x)
+        torch.testing.assert_close(torch.tensor(session.run(None, {'input': x.numpy()})[0]), y, rtol=1e-3, atol=1e-4)
+        model.train()
+    assert path.stat().st_size < (500_000 if sparse else 1_300_000)
