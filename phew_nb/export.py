@@ -84,7 +84,8 @@ def _look(seen, module, args, out):
     "While a network is traced: note the units of a module's channels, before and after it."
     tracer = _get_current_dispatch_mode()
     with _disable_current_modes():
-        seen.setdefault(module, []).append(tuple(_channels(module, tracer.of(t)) if isinstance(t, Tensor) else None for t in (args[0], out)))
+        units = [_channels(module, tracer.of(t)) if isinstance(t, Tensor) else None for t in (args[0], out)]
+    seen.setdefault(module, []).append(units)
 
 def _traced(model, input_size):
     "The graph of a model, and for each module the units before and after it, for each time it ran."
@@ -129,10 +130,10 @@ def _stay(units, stays):
 
 # %% ../nbs/26_export.ipynb #a8df020b
 def _constants(model, layers, input_size):
-    "For each layer module and each of its input channels: its constant value, NaN for a constant image, 0 if it varies."
+    "For each input channel of each layer module: its constant value, NaN for a constant image, 0 if it varies."
     values, p = {}, next(model.parameters())
     def look(module, args):
-        x = args[0].detach().movedim(-1 if isinstance(module, nn.Linear) else 1, 1).flatten(2) if args[0].ndim > 2 else args[0][..., None]
+        x = args[0].detach().movedim(-1 if isinstance(module, nn.Linear) else 1, 1)[..., None].flatten(2)
         same, flat = (x == x[:1]).flatten(2).all(2).all(0), (x == x[..., :1]).all(2).all(0)
         values[module] = torch.where(same, torch.where(flat, x[0, :, 0], torch.nan), 0)
     hooks = [m.register_forward_pre_hook(look) for m in layers]
@@ -149,7 +150,7 @@ def _pads(module):
     return module.padding == 'same' or any(module.padding)
 
 def _needed(module, units, rows, stays, constant):
-    "Units of channels to keep for a layer's sake: constant images, and a carrier of constants unless one stays anyway; None if there is no need."
+    "Units of channels to keep for a layer's sake: constant images, and a carrier unless one stays; None if no need."
     if getattr(module, 'groups', 1) > 1: return None
     stay, reads = _stay(units, stays), module.weight.detach().cpu()[rows].transpose(0, 1).flatten(1).any(1)
     lost, carries = ~stay & (constant != 0) & reads, stay & (constant != 0) & ~constant.isnan()
@@ -176,7 +177,8 @@ def _cut_layer(module, rows, columns, constant):
     elif lost.any():
         more = torch.einsum('oik,i->o', weight.flatten(2) if weight.ndim > 2 else weight[..., None], lost)
         module.bias = nn.Parameter(more + (module.bias.detach() if module.bias is not None else 0))
-    module.weight, module.bias = _new(module.weight, _part(weight, rows, columns)), _new(module.bias, _part(module.bias, rows))
+    module.weight = _new(module.weight, _part(weight, rows, columns))
+    module.bias = _new(module.bias, _part(module.bias, rows))
     return rows, columns
 
 # %% ../nbs/26_export.ipynb #8f681362
@@ -206,7 +208,8 @@ def _plan(model, masks, input_size):
     graph, seen = _traced(model, input_size)
     names = {m: name for name, m in model.named_modules()}
     label, live = _tied(graph, seen), graph.live(masks, skips=True)
-    layers = {m: (names[m], *runs[0]) for m, runs in seen.items() if isinstance(m, (*_convs, nn.Linear)) and None not in runs[0]}
+    layers = {m: (names[m], *runs[0]) for m, runs in seen.items()
+              if isinstance(m, (*_convs, nn.Linear)) and None not in runs[0]}
     constants = {m: torch.where(_stay(layers[m][1], live), 0, c.cpu())
                  for m, c in _constants(model, layers, input_size).items()}
     plan = _Plan(layers, seen, live.clone(), constants)
@@ -253,16 +256,17 @@ def _check_equal(model, small, input_size):
         if torch.allclose(a, b, rtol=1e-6, atol=1e-8*float(a.abs().max())): return
         why = f'outputs differ by up to {float((a - b).abs().max()):.2g}'
     except RuntimeError as e: why = str(e)
-    raise ValueError(f'this network cannot be made compact: its code depends on the number of its channels in a way we do not know ({why})')
+    raise ValueError('this network cannot be made compact: its code depends on the number of its channels in a way we do '
+                     f'not know ({why})')
 
 def compact(model:nn.Module, # a masked network; left as it is
             masks:Masks=None, # its masks; None: those it remembers
             input_size:tuple=None, # of one input, without the batch
-           ) -> nn.Module: # a smaller network with the same outputs in evaluation mode, which remembers the masks of its weights
+           ) -> nn.Module: # a smaller network with the same outputs in evaluation mode; it remembers its masks
     "A network without its dead units."
     masks = masks if masks is not None else Masks.of(model)
     if masks is None: raise ValueError('compact needs masks: give them, or a model that remembers some')
-    if input_size is None: raise ValueError('compact needs the input_size of one input, without the batch, such as (3, 32, 32)')
+    if input_size is None: raise ValueError('compact needs the input_size of one input, such as (3, 32, 32)')
     full = masks.bake(deepcopy(unwrapped(model)))
     small = deepcopy(full)
     left = _cut(small, masks, _plan(small, masks, input_size))

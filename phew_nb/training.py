@@ -19,9 +19,9 @@ from types import MethodType
 from fastcore.basics import patch
 from torch import Tensor, nn
 from fastai.vision.all import (
-    AMPMode, Callback, CancelEpochException, Category, CategoryMap, ChannelsLast, CrossEntropyLossFlat, DataLoaders, L, Learner,
-    MixedPrecision, MSELossFlat, OptimWrapper, TensorCategory, TensorImage, TfmdDL, accuracy, apply, default_device, mse,
-    num_distrib, rank_distrib, to_detach)
+    Callback, CancelEpochException, Category, CategoryMap, ChannelsLast, CrossEntropyLossFlat, DataLoaders, L, Learner,
+    MixedPrecision, MSELossFlat, OptimWrapper, TensorCategory, TensorImage, TfmdDL, accuracy, apply, default_device,
+    mse, num_distrib, rank_distrib, to_detach)
 from .data import Arrays, Batches, Data, read_image
 from .masks import Masks, unwrapped, write_bytes
 from .models import look_up
@@ -118,13 +118,13 @@ class ArraySet:
 
 # %% ../nbs/30_training.ipynb #53552466
 def _image(item, size):
-    "An image of bytes, (channels, height, width), from a path, a PIL image, an array or a tensor; ValueError where it does not fit."
+    "Bytes (channels, height, width) from a path, a PIL image, an array or a tensor; ValueError where they do not fit."
     if isinstance(item, (str, os.PathLike)): item = read_image(item, size)
     if not isinstance(item, Tensor): item = torch.from_numpy(np.array(item))
     if item.ndim == 3 and tuple(item.shape) != size: item = item.movedim(-1, 0)
     if item.ndim == 2: item = item[None]
     if tuple(item.shape) != size or item.dtype != torch.uint8: raise ValueError(
-        f'this network takes images of bytes (torch.uint8) of size {size}, got {item.dtype} of size {tuple(item.shape)}')
+        f'this network takes images of bytes (torch.uint8) of size {size}, not {item.dtype} of size {tuple(item.shape)}')
     return item
 
 @patch
@@ -138,9 +138,15 @@ def test_set(self:ArraySet,
 # %% ../nbs/30_training.ipynb #09fe6c9a
 class ArrayDL(TfmdDL):
     "Batches from memory, as a fastai `DataLoader`."
-    def __init__(self, dataset, bs=64, shuffle=False, drop_last=False, seed=0, device=None, do_setup=True, num_workers=0, **kwargs):
+    def __init__(self,
+                 dataset:ArraySet, # where the batches come from
+                 bs:int=64, # examples in a batch
+                 seed:int=0, # of order and augmentation
+                 num_workers:int=0, # not used: there is nothing to wait for
+                 **kwargs, # of fastai's `DataLoader`
+                ):
         self.seed, self.epoch = seed, 0
-        super().__init__(dataset, bs=bs, shuffle=shuffle, drop_last=drop_last, device=device, num_workers=0, **kwargs)
+        super().__init__(dataset, bs=bs, num_workers=0, **kwargs)
         y = TensorImage if dataset.data.is_regression else TensorCategory
         self._n_inp, self._types = 1, {tuple: [TensorImage, y][:1 + dataset.labelled]}
 
@@ -149,8 +155,8 @@ class ArrayDL(TfmdDL):
         "What serves the batches: made at the first use, and anew for another device."
         made, device = self.__dict__.get('_batches'), torch.device(self.device or 'cpu')
         if made is None or made.x.device.type != device.type:
-            made = self._batches = Batches(self.dataset.data, self.dataset.split, self.bs, self.shuffle, self.dataset.augment,
-                                           self.seed, device, self.drop_last)
+            made = self._batches = Batches(self.dataset.data, self.dataset.split, self.bs, self.shuffle,
+                                           self.dataset.augment, self.seed, device, self.drop_last)
         return made
 
 # %% ../nbs/30_training.ipynb #5e0ffd87
@@ -224,8 +230,8 @@ def check_ranks(masks:Masks # of this process
     hashes = [None]*dist.get_world_size()
     dist.all_gather_object(hashes, masks.hash())
     odd = [rank for rank, h in enumerate(hashes) if h != hashes[0]]
-    if odd: raise RuntimeError(f'the processes of ranks {odd} have other masks than rank 0: prune with the same seed and weights '
-                               'everywhere, or load the same file of masks')
+    if odd: raise RuntimeError(f'the processes of ranks {odd} have other masks than rank 0: prune with the same seed '
+                               'and weights everywhere, or load the same file of masks')
 
 # %% ../nbs/30_training.ipynb #0410fdce
 class KeepMasks(Callback):
@@ -236,7 +242,7 @@ class KeepMasks(Callback):
                 ): self.masks = masks
     def before_fit(self):
         masks = self.masks or Masks.of(self.model)
-        if masks is None: raise ValueError('KeepMasks() without masks needs a model that remembers some: see Masks.apply')
+        if masks is None: raise ValueError('KeepMasks() needs masks, or a model that remembers some: see Masks.apply')
         check_ranks(masks)
         masks.keep(self.model, self.opt)
     def after_step(self):
@@ -288,7 +294,8 @@ class SparseLearner(Learner):
         with deterministic(self.deterministic): return super().fit(*args, **kwargs)
 
     def _do_fit(self):
-        for self.epoch in range(self.first_epoch, self.n_epoch): self._with_events(self._do_epoch, 'epoch', CancelEpochException)
+        for self.epoch in range(self.first_epoch, self.n_epoch):
+            self._with_events(self._do_epoch, 'epoch', CancelEpochException)
 
     def fit_recipe(self,
                    epochs:int=None, # length of the run; None: the recipe's. The drops are scaled to it
@@ -319,9 +326,11 @@ class ShardDL(TfmdDL):
     _default = 'dl'
     def __init__(self,
                  dl:ArrayDL, # gives the same batches in every process
-                 rank:int=None, world_size:int=None, # this process, and how many there are; None: as the environment says
+                 rank:int=None, # number of this process; None: as the environment says
+                 world_size:int=None, # how many there are; None: likewise
                 ):
-        self.dl, self.rank, self.world_size = dl, rank_distrib() if rank is None else rank, world_size or num_distrib()
+        self.dl, self.world_size = dl, world_size or num_distrib()
+        self.rank = rank_distrib() if rank is None else rank
     def __len__(self): return len(self.dl)
     def __iter__(self):
         for batch in self.dl:
@@ -387,8 +396,9 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
 def _random_states():
     "The global random states of torch, CUDA, numpy and Python."
     kind, keys, *rest = np.random.get_state()
+    keys = torch.from_numpy(keys.astype(np.int64))
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return dict(torch=torch.get_rng_state(), cuda=cuda, numpy=[kind, torch.from_numpy(keys.astype(np.int64)), *rest], python=random.getstate())
+    return dict(torch=torch.get_rng_state(), cuda=cuda, numpy=[kind, keys, *rest], python=random.getstate())
 
 def _set_random_states(states):
     "Set the global random states."
@@ -404,15 +414,16 @@ def _what_runs(learn):
     "What a run is: two runs with the same answer are the same run."
     masks, dl = Masks.of(learn.model), learn.dls.train
     shapes = {name: list(p.shape) for name, p in unwrapped(learn.model).state_dict().items()}
-    return dict(recipe=repr(getattr(learn, 'recipe', None)), epochs=learn.n_epoch, masks=masks.hash() if masks is not None else 'none',
-                network=repr(shapes), data=repr((len(dl.dataset), dl.bs, getattr(dl, 'seed', None))))
+    data = len(dl.dataset), dl.bs, getattr(dl, 'seed', None)
+    return dict(recipe=repr(learn.recipe), epochs=learn.n_epoch, masks=masks.hash() if masks is not None else 'none',
+                network=repr(shapes), data=repr(data))
 
 def _recorded(recorder):
     "What fastai's recorder has noted, as plain numbers."
-    number = lambda v: None if v is None else float(v)
+    numbers = lambda vs: [None if v is None else float(v) for v in vs]
     smooth = recorder.smooth_loss
-    return dict(values=[[number(v) for v in row] for row in recorder.values], lrs=list(recorder.lrs), iters=list(recorder.iters),
-                losses=[number(v) for v in recorder.losses], smooth=[smooth.count, number(smooth.val)])
+    return dict(values=[numbers(row) for row in recorder.values], lrs=numbers(recorder.lrs), iters=list(recorder.iters),
+                losses=numbers(recorder.losses), smooth=[smooth.count, float(smooth.val)])
 
 # %% ../nbs/30_training.ipynb #0d38270a
 class Checkpoint(Callback):
@@ -424,7 +435,7 @@ class Checkpoint(Callback):
                 ): self.path, self.every, self.begun, self.trained = Path(path), every, False, False
 
     def before_fit(self):
-        if not isinstance(self.learn, SparseLearner): raise TypeError('Checkpoint needs a SparseLearner, see sparse_learner')
+        if not isinstance(self.learn, SparseLearner): raise TypeError('Checkpoint needs a learner of sparse_learner')
         if not self.begun and self.path.exists(): self.go_on(self.read())
         self.begun = True
 
@@ -440,11 +451,12 @@ def write(self:Checkpoint):
     "Write the state of the run; only the first process of several does."
     learn, dl = self.learn, _whole(self.dls.train)
     if int(os.environ.get('RANK', 0)): return
-    state = dict(format=_checkpoint, run=_what_runs(learn), done=self.epoch + 1, model=unwrapped(learn.model).state_dict(), opt=learn.opt.state_dict(),
-                 data=getattr(dl, 'epoch', None), order=dl.rng.getstate(), record=_recorded(learn.recorder), random=_random_states(),
-                 rows=learn.epoch_record.rows, schedule=learn.recipe_schedule.log, scaler=learn.scaler.state_dict() if getattr(learn, 'scaler', None) else None)
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
+    scaler = getattr(learn, 'scaler', None)
+    state = dict(format=_checkpoint, run=_what_runs(learn), done=self.epoch + 1, random=_random_states(),
+                 model=unwrapped(learn.model).state_dict(), opt=learn.opt.state_dict(), scaler=scaler and scaler.state_dict(),
+                 data=getattr(dl, 'epoch', None), order=dl.rng.getstate(),
+                 record=_recorded(learn.recorder), rows=learn.epoch_record.rows, schedule=learn.recipe_schedule.log)
+    torch.save(state, buffer := io.BytesIO())
     write_bytes(self.path, buffer.getvalue())
 
 _checkpoint = 'phew_nb.checkpoint/1'
@@ -453,11 +465,14 @@ _checkpoint = 'phew_nb.checkpoint/1'
 def read(self:Checkpoint):
     "The state in the file; ValueError where it is damaged or of another run."
     try: state = torch.load(self.path, map_location='cpu', weights_only=True)
-    except Exception as e: raise ValueError(f"'{self.path}' is damaged, or no checkpoint: {str(e).splitlines()[0]}") from None
-    if not isinstance(state, dict) or state.get('format') != _checkpoint: raise ValueError(f"'{self.path}' is not a checkpoint of a run")
+    except Exception as e:
+        raise ValueError(f"'{self.path}' is damaged, or no checkpoint: {str(e).splitlines()[0]}") from None
+    if not isinstance(state, dict) or state.get('format') != _checkpoint:
+        raise ValueError(f"'{self.path}' is not a checkpoint of a run")
     for what, now in _what_runs(self.learn).items():
-        if state['run'][what] != now: raise ValueError(f"'{self.path}' is the checkpoint of another run: its {what} was "
-            f"{state['run'][what]}, here it is {now}; take another file, or remove this one")
+        if state['run'][what] != now: raise ValueError(
+            f"'{self.path}' is the checkpoint of another run: its {what} was {state['run'][what]}, here it is {now}; "
+            f"take another file, or remove this one")
     return state
 
 # %% ../nbs/30_training.ipynb #33cb689f
@@ -467,10 +482,11 @@ def go_on(self:Checkpoint, state):
     learn, record, dl = self.learn, state['record'], _whole(self.dls.train)
     unwrapped(learn.model).load_state_dict(state['model']); learn.opt.load_state_dict(state['opt'])
     if state['scaler']: learn.scaler.load_state_dict(state['scaler'])
-    learn.first_epoch, learn.recipe_schedule.log, learn.epoch_record.rows = state['done'], state['schedule'], state['rows']
+    learn.first_epoch = state['done']
+    learn.recipe_schedule.log, learn.epoch_record.rows = state['schedule'], state['rows']
     for name in ('lrs', 'iters', 'losses'): setattr(learn.recorder, name, record[name])
-    learn.recorder.values = [L(row) for row in record['values']]
-    learn.recorder.smooth_loss.count, learn.recorder.smooth_loss.val = record['smooth'][0], torch.tensor(record['smooth'][1])
+    learn.recorder.values, smooth = [L(row) for row in record['values']], learn.recorder.smooth_loss
+    smooth.count, smooth.val = record['smooth'][0], torch.tensor(record['smooth'][1])
     dl.rng.setstate(state['order'])
     if state['data'] is not None: dl.epoch = state['data']
     _set_random_states(state['random'])
