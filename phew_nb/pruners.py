@@ -10,14 +10,17 @@ import inspect
 from functools import partial
 from .masks import Masks
 from .models import look_up
-from .scores import erk, magnitude, random_pruning, uniform_pruning
+from .scores import erk, grasp, iter_snip, magnitude, random_pruning, snip, uniform_pruning
 
 # %% ../nbs/25_pruners.ipynb #a9d707ab
 pruners = {
     'random': random_pruning,
     'uniform': uniform_pruning,
     'erk': erk,
-    'magnitude': magnitude}
+    'magnitude': magnitude,
+    'snip': snip,
+    'iter_snip': iter_snip,
+    'grasp': grasp}
 
 # %% ../nbs/25_pruners.ipynb #84bfcddb
 def prune(model,              # a network; for methods without data a `PathGraph` will do
