@@ -133,7 +133,8 @@ def test_set(self:ArraySet,
             ) -> ArraySet: # without targets
     "A dataset of new images."
     x = torch.stack([_image(item, self.image_size) for item in items])
-    return self.new(Arrays(x, torch.zeros(len(x), dtype=torch.long)), labelled=False)
+    unknown = Arrays(x, torch.zeros(len(x), dtype=torch.long), x if self.data.is_regression else None)
+    return self.new(unknown, labelled=False)
 
 # %% ../nbs/30_training.ipynb #09fe6c9a
 class ArrayDL(TfmdDL):
