@@ -124,7 +124,7 @@ def _per_layer(scores, counts):
 # %% ../nbs/21_scores.ipynb #a088fbb7
 def _task(model, input_size, density, kept):
     "The graph, the number of weights to keep, and the masks that the model has already."
-    graph = input_size if isinstance(input_size, PathGraph) else as_graph(model, input_size)
+    with torch.inference_mode(False): graph = as_graph(input_size if isinstance(input_size, PathGraph) else model, input_size)
     masks = None if isinstance(model, PathGraph) else Masks.of(model)
     return graph, n_kept(graph.total, density, kept), masks or {}
 
@@ -308,7 +308,7 @@ def _as(like):
     "A function that brings a tensor to the type and device of another."
     def f(t):
         if not isinstance(t, Tensor): return t
-        t = t.as_subclass(Tensor).to(like.device)
+        t = (t.clone() if t.is_inference() else t).as_subclass(Tensor).to(like.device)
         return t.to(like.dtype) if t.is_floating_point() else t
     return f
 
@@ -317,6 +317,7 @@ def _loss(model, batch, number, loss, like, temperature=1):
     if not isinstance(batch, (tuple, list)) or len(batch) < 2: raise ValueError(
         f"batch {number} is no pair (x, y): it is a {type(batch).__name__}" + (f" of {len(batch)}" if hasattr(batch, '__len__') else ''))
     *x, y = (tree_map(_as(like), part) for part in batch)
+    if len(x) == 1 and isinstance(x[0], (tuple, list)): x = x[0]
     out = tree_map(lambda t: t/temperature if isinstance(t, Tensor) and temperature != 1 else t, model(*x))
     value = (loss or default_loss)(out, y)
     if value.numel() != 1: raise ValueError(f"the loss must be one number for a batch, not {tuple(value.shape)}: take its mean")

@@ -1,0 +1,394 @@
+"Scores are right by a second way, and leave the network to the bit as it was, whatever the network and whatever happens."
+import copy, math, random, warnings
+from contextlib import nullcontext
+
+import hypothesis.strategies as st
+import numpy as np, pytest, torch, torch.nn.functional as F
+from hypothesis import given, settings
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from phew_nb.graph import trace
+from phew_nb.masks import Masks
+from phew_nb.models import mlp, resnet20, vgg19
+from phew_nb.pruners import prune, pruners
+from phew_nb.scores import (apportion, default_loss, erk, grasp, grasp_scores, iter_snip, kth_largest, magnitude, random_pruning,
+                            snip, snip_scores, top_k, uniform_pruning)
+
+# --- networks -----------------------------------------------------------------------------------------------------------
+
+class Shared(nn.Module):
+    "One linear layer called twice, and an output layer whose weight is that of another."
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.c.weight = self.b.weight
+    def forward(self, x): return self.c(torch.tanh(self.b(torch.tanh(self.a(torch.tanh(self.a(x)))))))
+
+class Two(nn.Module):
+    "Two outputs."
+    def __init__(self):
+        super().__init__()
+        self.body, self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 3)
+    def forward(self, x):
+        h = torch.relu(self.body(x))
+        return self.one(h), self.two(h)
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 4)
+    def forward(self, x): return self.head(self.rnn(x[:, None].expand(-1, 3, -1))[0][:, -1])
+
+def dropping():
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(.5), nn.Linear(16, 4))
+
+def normed():
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 4))
+
+networks = dict(plain=lambda: mlp([6, 8, 4], bn=True), shared=Shared, recurrent=Recurrent, dropping=dropping)
+
+def build(name, seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return networks[name]()
+
+def data(n=20, classes=4, size=6, batch=8, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(n, size, generator=gen), torch.randint(classes, (n,), generator=gen)
+    return [(x[i:i+batch], y[i:i+batch]) for i in range(0, n, batch)]
+
+methods = [m for m in pruners if not m.startswith('phew')]
+look = dict(snip=snip, iter_snip=lambda *a, **k: iter_snip(*a, iterations=3, **k), grasp=grasp)
+
+def run(method, model, density=.3, size=(6,), dl=None, **kwargs):
+    "Prune, few steps where there are many."
+    steps = dict(iterations=3) if method in ('iter_snip', 'synflow', 'synflow_l2') else {}
+    return prune(model, method, density, size, dl=data() if dl is None else dl, **steps, **kwargs)
+
+# --- nothing is left behind ---------------------------------------------------------------------------------------------
+
+def bits(t): return t.detach().contiguous().reshape(-1).view(torch.uint8).clone()
+
+def snapshot(model):
+    "All of a network that could change, and the global random states."
+    modules = list(model.named_modules())
+    hooks = [len(h) for _, m in modules for h in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._load_state_dict_post_hooks)]
+    params = [(n, id(p), p.data_ptr(), p.dtype, p.requires_grad, p.is_leaf, id(p.grad)) for n, p in model.named_parameters()]
+    tensors = {n: bits(t) for n, t in model.state_dict(keep_vars=True).items()}
+    grads = {n: bits(p.grad) for n, p in model.named_parameters() if p.grad is not None}
+    extra = [(n, b.data_ptr(), b.dtype) for n, b in model.named_buffers()]
+    kind, keys, *rest = np.random.get_state()
+    states = dict(torch=torch.get_rng_state(), numpy=torch.from_numpy(keys.astype(np.int64)))
+    return dict(modes=[m.training for _, m in modules], hooks=hooks, params=params, extra=extra, rest=rest, python=random.getstate(),
+                grad_mode=torch.is_grad_enabled(), **{f't {k}': v for k, v in (tensors | states).items()},
+                **{f'g {k}': v for k, v in grads.items()})
+
+def assert_same(before, after):
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        same = torch.equal(value, after[key]) if isinstance(value, torch.Tensor) else value == after[key]
+        assert same, f'{key} has changed'
+
+def unusual(model):
+    "A network in an unusual state: mixed modes, gradients, frozen weights, statistics of its own."
+    params = list(model.parameters())
+    for i, p in enumerate(params): p.grad = torch.full_like(p, float(i)) if i % 2 else None
+    params[0].requires_grad_(False)
+    for i, m in enumerate(model.modules()): m.training = i % 3 != 1
+    for b in model.buffers():
+        if b.is_floating_point(): b.add_(.25)
+    return model
+
+@pytest.mark.parametrize('method', methods)
+@pytest.mark.parametrize('name', networks)
+def test_network_is_left_bit_for_bit(method, name):
+    if (method, name) == ('grasp', 'recurrent') and torch.cuda.is_available(): pytest.skip('cuDNN')
+    model = unusual(build(name))
+    before = snapshot(model)
+    run(method, model)
+    assert_same(before, snapshot(model))
+
+@pytest.mark.parametrize('method', look)
+def test_left_as_it_was_when_it_fails_half_way(method):
+    model, calls = unusual(build('dropping')), []
+    def loss(out, y):
+        calls.append(1)
+        if len(calls) == 3: raise RuntimeError('half way')
+        return default_loss(out, y)
+    before = snapshot(model)
+    with pytest.raises(RuntimeError, match='half way'): run(method, model, loss=loss)
+    assert_same(before, snapshot(model))
+
+def test_left_as_it_was_when_the_network_fails():
+    model = unusual(build('dropping'))
+    graph, before = trace(model, (6,)), snapshot(model)
+    with pytest.raises(RuntimeError): snip(model, .5, graph, [(torch.zeros(4, 7), torch.zeros(4).long())])
+    assert_same(before, snapshot(model))
+
+def test_hooks_of_a_training_run_do_not_fire():
+    model, fired = build('plain'), []
+    for p in model.parameters():
+        p.register_hook(lambda g: fired.append('grad'))
+        p.register_post_accumulate_grad_hook(lambda p: fired.append('accumulated'))
+    grasp(model, .5, (6,), data())
+    assert 'accumulated' not in fired and all(p.grad is None for p in model.parameters())
+
+def test_a_loader_that_draws_random_numbers():
+    x, y = (torch.cat(part) for part in zip(*data()))
+    loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
+    model = build('plain')
+    before = snapshot(model)
+    first = snip(model, .3, (6,), loader)
+    assert_same(before, snapshot(model))
+    torch.manual_seed(123)
+    assert first == snip(model, .3, (6,), loader)
+
+# --- callers, precisions, devices ---------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('method', look)
+@pytest.mark.parametrize('around', [torch.no_grad, torch.inference_mode, lambda: torch.autocast('cpu', torch.bfloat16)])
+def test_what_is_around_the_call_does_not_matter(method, around):
+    model = build('dropping')
+    with around(): inside = run(method, model)
+    assert inside == run(method, model)
+
+@pytest.mark.parametrize('method', methods)
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(method, dtype):
+    half = build('plain').to(dtype)
+    before = snapshot(half)
+    masks = run(method, half)
+    assert_same(before, snapshot(half))
+    assert masks == run(method, copy.deepcopy(half).float())
+
+def test_half_precision_does_not_underflow():
+    "Gradients of 1e-9, which float16 does not have."
+    net = nn.Sequential(nn.Linear(4, 3, bias=False)).half()
+    batch = [(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1]))]
+    scores = snip_scores(net, trace(net, (4,)), batch, loss=lambda out, y: 1e-9*F.cross_entropy(out, y))['0.weight']
+    assert scores.dtype == torch.float32 and (scores > 0).all()
+
+def test_double_precision_stays_double():
+    net = build('plain').double()
+    assert all(s.dtype == torch.float64 for s in snip_scores(net, trace(net, (6,)), data()).values())
+
+@pytest.mark.parametrize('method', look)
+def test_frozen_weights_are_scored_like_others(method):
+    model = build('plain')
+    free = run(method, model)
+    for p in model.parameters(): p.requires_grad_(False)
+    assert run(method, model) == free
+
+def test_data_in_all_forms():
+    model, batches = build('plain'), data()
+    expected = iter_snip(model, .3, (6,), batches, iterations=3)
+    x, y = (torch.cat(part) for part in zip(*batches))
+    forms = [tuple(batches), (b for b in batches), map(list, batches), DataLoader(TensorDataset(x, y), batch_size=8),
+             [(x.double(), y) for x, y in batches], [((x,), y.int()) for x, y in batches]]
+    for dl in forms: assert iter_snip(model, .3, (6,), dl, iterations=3) == expected
+
+def test_data_of_fastai():
+    from fastai.data.core import DataLoaders
+    from fastai.data.load import DataLoader as Loader
+    x, y = (torch.cat(part) for part in zip(*data()))
+    model, dl = build('plain'), Loader(list(zip(x, y)), bs=8)
+    assert snip(model, .3, (6,), dl) == snip(model, .3, (6,), data())
+
+def test_compiled_and_wrapped_networks():
+    model = build('plain')
+    for wrapped in (nn.DataParallel(model), torch.compile(model, backend='eager')):
+        assert snip(wrapped, .3, trace(model, (6,)), data()) == snip(model, .3, (6,), data())
+
+# --- several outputs, tied weights, several inputs -------------------------------------------------------------------------
+
+def test_several_outputs():
+    model = Two()
+    with pytest.raises(TypeError, match='which of its outputs'): snip(model, .5, (6,), data())
+    graph, first = trace(model, (6,)), lambda out, y: F.cross_entropy(out[0], y)
+    for f in (snip, grasp):
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            assert f(model, .5, graph, data(), loss=first).kept == round(.5*graph.total)
+    scores = snip_scores(model, graph, data(), loss=first)
+    assert (scores['two.weight'] == 0).all() and (scores['one.weight'] > 0).any()
+    with pytest.warns(UserWarning, match='two.weight'): snip(model, .2, graph, data(), loss=first)
+
+def test_several_inputs():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 4), nn.Linear(3, 4)
+        def forward(self, x, z): return self.a(x) + self.b(z)
+    model, dl = Sum(), [(x, x[:, :3], y) for x, y in data()]
+    pairs = [((x, z), y) for x, z, y in dl]
+    assert snip(model, .5, ((6,), (3,)), dl) == snip(model, .5, ((6,), (3,)), pairs)
+
+@pytest.mark.parametrize('method', look)
+def test_tied_weights_count_once(method):
+    model = Shared()
+    graph = trace(model, (6,))
+    masks = run(method, model, .25, graph, data(classes=6))
+    assert masks.kept == round(.25*graph.total) and graph.total == 72
+    masks.check(model)
+
+def test_snip_of_a_shared_weight_by_finite_differences():
+    model, eps = Shared().double(), 1e-5
+    graph, batch = trace(model, (6,)), [(x.double(), y) for x, y in data(8, 6)]
+    scores = snip_scores(model, graph, batch)
+    def loss_with(name, at, factor):
+        with torch.no_grad():
+            p = dict(model.named_parameters())[name]
+            old = p[at].clone(); p[at] *= factor
+            value = default_loss(model(batch[0][0]), batch[0][1]).item()
+            p[at] = old
+        return value
+    for name in graph.params:
+        for at in ((0, 0), (3, 2), (5, 5)):
+            change = (loss_with(name, at, 1 + eps) - loss_with(name, at, 1 - eps))/(2*eps)
+            assert scores[name][at].item() == pytest.approx(abs(change), rel=1e-5, abs=1e-10)
+
+# --- GraSP ---------------------------------------------------------------------------------------------------------------
+
+def explicit(model, graph, x, y, temperature):
+    "Gradient and Hessian of all weights, in full."
+    sizes = {n: p.shape for n, p in graph.params.items()}
+    def loss(theta):
+        parts = theta.split([math.prod(s) for s in sizes.values()])
+        weights = {n: t.view(s) for t, (n, s) in zip(parts, sizes.items())}
+        return default_loss(torch.func.functional_call(model, weights, x)/temperature, y)
+    theta = torch.cat([p.detach().reshape(-1) for p in graph.params.values()])
+    return torch.func.grad(loss)(theta), torch.func.hessian(loss)(theta), theta
+
+@pytest.mark.parametrize('temperature', [None, 1, 5.])
+@pytest.mark.parametrize('regression', [False, True])
+def test_grasp_against_the_explicit_hessian(temperature, regression):
+    model = mlp([6, 5, 4, 4], activation=nn.Tanh, seed=3).double()
+    graph, dl = trace(model, (6,)), [(x.double(), y) for x, y in data()]
+    if regression: dl = [(x, F.one_hot(y, 4).double()) for x, y in dl]
+    x, y = (torch.cat(part) for part in zip(*dl))
+    g, H, theta = explicit(model, graph, x, y, temperature or (1 if regression else 200))
+    scores = torch.cat([s.reshape(-1) for s in grasp_scores(model, graph, dl, temperature=temperature).values()])
+    torch.testing.assert_close(scores, H@g*theta, rtol=1e-9, atol=1e-14)
+
+def test_grasp_of_a_masked_network_leaves_out_what_is_masked():
+    model = mlp([6, 5, 4], activation=nn.Tanh, seed=3).double()
+    graph, dl = trace(model, (6,)), [(x.double(), y) for x, y in data()]
+    masks = random_pruning(model, .6, (6,)).apply(model)
+    g, H, theta = explicit(model, graph, *(torch.cat(part) for part in zip(*dl)), 200)
+    keep = torch.cat([m.reshape(-1) for m in masks.values()])
+    scores = torch.cat([s.reshape(-1) for s in grasp_scores(model, graph, dl).values()])
+    torch.testing.assert_close(scores, H@(g*keep)*theta, rtol=1e-9, atol=1e-14)
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.integers(1, 19), max_size=4, unique=True))
+def test_grasp_does_not_depend_on_the_split(cuts):
+    model = mlp([6, 5, 4], activation=nn.Tanh, seed=3).double()
+    graph, (x, y) = trace(model, (6,)), (torch.cat(part) for part in zip(*data()))
+    edges = [0, *sorted(cuts), 20]
+    split = [(x[a:b].double(), y[a:b]) for a, b in zip(edges, edges[1:])]
+    whole = grasp_scores(model, graph, [(x.double(), y)])
+    for name, s in grasp_scores(model, graph, split).items(): torch.testing.assert_close(s, whole[name], rtol=1e-8, atol=1e-16)
+
+def test_grasp_with_attention():
+    class Attend(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.att, self.head = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, 4)
+        def forward(self, x): return self.head(self.att(*[x[:, None].expand(-1, 3, -1)]*3, need_weights=False)[0].mean(1))
+    assert grasp(Attend(), .5, (6,), data()).kept > 0
+
+def test_running_statistics_only_where_asked():
+    model = build('plain')
+    model.hidden1.norm.running_var.fill_(9.)
+    a, b = (snip(model, .3, (6,), data(), batch_stats=stats) for stats in (True, False))
+    model.hidden1.norm.running_var.fill_(1.)
+    assert snip(model, .3, (6,), data()) == a and snip(model, .3, (6,), data(), batch_stats=False) != b
+
+# --- masked networks -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('method', methods)
+def test_masked_weights_are_never_kept_again(method):
+    model = build('plain')
+    first = random_pruning(model, .5, (6,), seed=5).keep(model)
+    second = run(method, model, .2)
+    assert second <= first and second.kept == round(.2*first.total) and Masks.of(model) == first
+    with pytest.raises(ValueError, match='may be kept|do not fit'): run(method, model, .6)
+
+def test_masks_still_hold_in_training_after_scoring():
+    model = build('plain').half()
+    masks = random_pruning(model, .5, (6,)).keep(model)
+    grasp(model, .2, (6,), data())
+    opt = torch.optim.SGD(model.parameters(), .1, momentum=.9)
+    for x, y in data():
+        F.cross_entropy(model(x.half()), y).backward()
+        opt.step()
+    params = dict(model.named_parameters())
+    for name, mask in masks.items(): assert (params[name][~mask] == 0).all() and (params[name].grad[~mask] == 0).all()
+
+def test_layers_kept_dense_are_no_part_of_it():
+    model = build('plain')
+    graph = trace(model, (6,), keep_dense='head')
+    for method in methods: assert list(run(method, model, .3, graph)) == ['hidden1.linear.weight']
+
+# --- counts ----------------------------------------------------------------------------------------------------------------
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.lists(st.sampled_from([-2., 0., 0., .5, 1., 3.]), min_size=1, max_size=40), min_size=1, max_size=5), st.data())
+def test_top_k_is_a_stable_sort(layers, draw):
+    scores = {str(i): torch.tensor(s) for i, s in enumerate(layers)}
+    flat = torch.cat(list(scores.values()))
+    k = draw.draw(st.integers(1, len(flat)))
+    kept = torch.cat(list(top_k(scores, k).values()))
+    assert kept.nonzero()[:, 0].tolist() == flat.sort(descending=True, stable=True)[1][:k].sort()[0].tolist()
+    by_layer = top_k(scores, k, 'layer')
+    assert by_layer.kept == k
+    for name, mask in by_layer.items(): assert mask.sum() == top_k({name: scores[name]}, int(mask.sum()))[name].sum() if mask.any() else True
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**31), st.integers(0, 5), st.floats(0, 1))
+def test_kth_largest_is_exact(seed, kind, where):
+    gen = torch.Generator().manual_seed(seed)
+    x = torch.randn(150_000, generator=gen)
+    x = [x, x.round(), x.abs()**9, x.sort()[0], torch.where(x > 1.5, x, 0.), torch.where(x > 0, -math.inf, x)][kind]
+    k = 1 + int(where*(len(x) - 1))
+    assert kth_largest(list(x.split(40_000)), k) == x.sort(descending=True)[0][k-1]
+
+@pytest.mark.parametrize('method', ['random', 'uniform', 'erk', 'magnitude'])
+@pytest.mark.parametrize('density', [.001, .01, .1, .5, .9, .999, 1.])
+def test_every_density_is_met_exactly(method, density):
+    graph = trace(resnet20(10, width=.5, seed=0), (3, 32, 32))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert prune(graph, method, density).kept == round(density*graph.total)
+
+def test_erk_never_empties_a_layer_while_there_is_a_weight_for_each():
+    graph = trace(vgg19(10, width=.25, seed=0), (3, 32, 32))
+    assert min(erk(graph, kept=len(graph.params)).layer_density().values()) > 0
+
+def test_uniform_is_uniform():
+    graph = trace(vgg19(10, width=.25, seed=0), (3, 32, 32))
+    for name, part in uniform_pruning(graph, .1).layer_density().items():
+        assert abs(part - .1)*graph.params[name].numel() <= 1
+
+def test_random_is_uniform_over_all_weights():
+    "Kept counts of a layer are within five standard deviations of their hypergeometric mean."
+    graph = trace(resnet20(10, width=.5, seed=0), (3, 32, 32))
+    masks, N = random_pruning(graph, .1, seed=7), graph.total
+    for name, mask in masks.items():
+        n, k = mask.numel(), masks.kept
+        std = math.sqrt(n*k/N*(1 - k/N)*(N - n)/(N - 1))
+        assert abs(int(mask.sum()) - n*k/N) < 5*std
+
+def test_seeds():
+    graph = trace(mlp([20, 30, 10]), (20,))
+    assert random_pruning(graph, .2, seed=1) == random_pruning(graph, .2, seed=1) != random_pruning(graph, .2, seed=2)
+    assert random_pruning(graph, .2, seed=torch.Generator().manual_seed(1)) == random_pruning(graph, .2, seed=1)
+
+def test_masks_do_not_depend_on_memory_layout():
+    a, b = resnet20(10, width=.25, seed=0), resnet20(10, width=.25, seed=0).to(memory_format=torch.channels_last)
+    assert magnitude(a, .2, (3, 32, 32)) == magnitude(b, .2, (3, 32, 32))
+    assert random_pruning(a, .2, (3, 32, 32)) == random_pruning(b, .2, (3, 32, 32))
+
+def test_apportion_errors():
+    with pytest.raises(ValueError, match='do not fit'): apportion(5, dict(a=1.), dict(a=4))
