@@ -56,8 +56,8 @@ class _Mass:
     def __call__(self, w, rows):
         "Masses (rows, n) of weights `w` (rows, n) which stand in `rows`."
         if self.power == 0: return (~w.isnan()).double() if self.holes else torch.ones_like(w, dtype=torch.float64)
-        x = w.abs().double()
-        if self.power != 1: x = _ratios(x, self.scale[rows, None])**self.power
+        x = w.abs()
+        if self.power != 1: x = _ratios(x.double(), self.scale[rows, None])**self.power
         if self.flat is not None: x = torch.where(self.flat[rows, None] & ~w.isnan(), 1., x)
         return x.nan_to_num(nan=0., posinf=inf) if self.holes else x
 
@@ -92,7 +92,7 @@ class _Table:
     def block_sums(self, w, rows):
         mass = self.mass(w, rows)
         if self.n % _block: mass = torch.nn.functional.pad(mass, (0, self.blocks*_block - self.n))
-        return mass.view(len(w), -1, _block).sum(-1).cumsum(1)
+        return mass.view(len(w), -1, _block).sum(-1, dtype=torch.float64).cumsum(1)
 
     def treat_zero_rows(self):
         zero = self.sums[:, -1] == 0
@@ -138,7 +138,7 @@ def _draw(self: _Table, rows, u):
     over = entries >= self.n if self.n % _block else None
     mass = self.mass(self.weights(rows, entries if over is None else entries.clamp(max=self.n-1)), rows)
     if over is not None: mass = mass.masked_fill(over, 0.)
-    at = (mass.cumsum(1) <= target[:, None]).sum(1)
+    at = (mass.cumsum(1, dtype=torch.float64) <= target[:, None]).sum(1)
     if (late := at == _block).any(): at[late] = _block - 1 - (mass[late] > 0).int().flip(1).argmax(1) # rounding
     return low*_block + at
 _Table.draw = _draw
@@ -586,12 +586,19 @@ def _all_places(layer):
     return layer.index(g, o, i, k)
 
 # %% ../nbs/20_walks.ipynb #edc1b316
-def _most(walker):
-    "Largest number of weights that walks can hold, and the masks of these weights (None where that is simply all)."
-    graph, plain = walker.graph, isfinite(walker.power)
-    for i, w in walker.sides[0].weights.items():
-        if plain and (w.holes or int(torch.count_nonzero(w.layer.weight())) < w.layer.weight().numel()): plain = False
-    if plain and len(walker.sides[0].weights) == len(graph.layers): return graph.total, None
+def _plainly(walker):
+    "A number of weights that walks can hold for sure: all that are not zero, where every unit has such a weight on each side."
+    graph, weights = walker.graph, walker.sides[0].weights
+    names = [w.layer.name for w in weights.values()]
+    if not 0 <= walker.power < inf or len(walker.sides) < 2 or len(set(names)) < len(names): return 0
+    if any(t.mass.flat is not None for side in walker.sides for t in side.tables.values()): return 0
+    return sum(int((~w.flat.isnan() & (w.flat != 0)).sum()) if w.holes else int(torch.count_nonzero(w.layer.weight()))
+               for w in weights.values() if w.layer.counted)
+
+def _most(walker, target):
+    "Largest number of weights that walks can hold (or at least `target`), and their masks where they had to be found."
+    plainly = _plainly(walker)
+    if plainly >= target: return plainly, None
     masks = _reachable(walker)
     return sum(int(m.sum()) for m in masks.values()), masks
 
@@ -609,6 +616,7 @@ class WalkOrder:
     order: dict   # name -> (shape of the parameter) int32 tensor: number of the first walk, -1 never
     new: Tensor   # (walks,) number of weights that each walk brought
     total: int    # number of weights, used or not
+    is_all: bool = False # whether it holds all that (greedy) walks can reach, so that more is answered by as much
 
     @property
     def n_walks(self): return len(self.new)
@@ -618,7 +626,8 @@ class WalkOrder:
     def walks(self, density=None, kept=None):
         "Smallest number of walks that hold the density (or the number of weights)."
         target, held = n_kept(self.total, density, kept), self.new.cumsum(0)
-        if target > int(held[-1]): raise ValueError(
+        if target > held[-1] and self.is_all: target = int(held[-1])
+        if target > held[-1]: raise ValueError(
             f"this order holds {int(held[-1]):,} weights (density {self.density:.6g}), fewer than the {target:,} asked for; "
             "make one with a larger max_density")
         return int(torch.searchsorted(held, target)) + 1
@@ -675,26 +684,24 @@ def walk_order(model,                 # a network, or its `PathGraph`
     if masks is None and not isinstance(model, PathGraph): masks = Masks.of(model)
     target = n_kept(graph.total, max_density, kept)
     walker = _Walker(graph, masks, power, fork, skips, direction, granularity)
-    most, reachable = _most(walker)
+    most, reachable = _most(walker, target)
     if most < target and abs(power) != inf: raise ValueError(_out_of_reach(graph, target, most, reachable))
     if most < target: warnings.warn(f"greedy walks have few different paths: they hold {most:,} weights, not {target:,}", stacklevel=2)
     if target > .7*most and target <= most: _say_how_many(walker, target)
     order = _take_walks(walker, min(target, most), _seed(seed), progress)
     n = int(torch.searchsorted(order.new.cumsum(0), min(target, most))) + 1
-    return _finish(graph, order, n)
+    return _finish(graph, order, n, is_all=most < target)
 
 def _say_how_many(walker, target):
     n = _estimate(walker, target)
     if n > 5e6: warnings.warn(f"about {n:.2g} walks are needed for {target:,} of {walker.graph.total:,} weights: small weights "
                               "are found late at high densities", stacklevel=3)
 
-def _finish(graph, order, n):
+def _finish(graph, order, n, is_all):
     "Orders in the shape of the parameters, without walks from number `n` on."
-    out = {}
-    for name, p in graph.params.items():
-        first = torch.where(order.first[name] < n, order.first[name], -1)
-        out[name] = first.as_strided(p.shape, p.stride()).contiguous()
-    return WalkOrder(out, order.new[:n], graph.total)
+    shaped = lambda first, p: first.masked_fill_(first >= n, -1).as_strided(p.shape, p.stride()).contiguous()
+    return WalkOrder({name: shaped(order.first[name], p) for name, p in graph.params.items()}, order.new[:n],
+                     graph.total, is_all)
 
 # %% ../nbs/20_walks.ipynb #8f4358b4
 def phew(model,               # a network, or its `PathGraph`
@@ -707,14 +714,12 @@ def phew(model,               # a network, or its `PathGraph`
     "Masks by PHEW: paths with higher edge weights (section 4)."
     graph = as_graph(model, input_size)
     if kwargs.get('masks') is None and not isinstance(model, PathGraph): kwargs['masks'] = Masks.of(model)
-    if n_kept(graph.total, density, kept) == graph.total and abs(kwargs.get('power', 1)) != inf: return _all(graph, kwargs)
-    return walk_order(graph, density, seed=seed, kept=kept, **kwargs).masks(*(_largest(graph, density, kept, kwargs)))
-
-def _largest(graph, density, kept, kwargs): return density, kept
+    everything = n_kept(graph.total, density, kept) == graph.total and abs(kwargs.get('power', 1)) != inf
+    return _all(graph, kwargs) if everything else walk_order(graph, density, seed=seed, kept=kept, **kwargs).masks(density, kept)
 
 def _all(graph, kwargs):
     "Masks that keep every weight, where walks could reach them all."
     walker = _Walker(graph, **{k: v for k, v in kwargs.items() if k != 'progress'})
-    most, reachable = _most(walker)
+    most, reachable = _most(walker, graph.total)
     if most < graph.total: raise ValueError(_out_of_reach(graph, graph.total, most, reachable))
     return Masks.dense(graph.params)
