@@ -40,7 +40,7 @@ def step(model, opt, x, y):
     return time.perf_counter() - start
 
 def ratios(times, base):
-    "Each shortest time over the base's shortest: the rounds alternate, and the first one, of warming up, does not count."
+    "Each shortest time over the base's shortest; rounds alternate, and the first one, of warming up, does not count."
     return {k: min(v[1:])/min(times[base][1:]) for k, v in times.items()}
 
 def bench_steps(name, batch, n):
@@ -53,7 +53,8 @@ def bench_steps(name, batch, n):
     found = ratios(times, 'dense')
     yield f'{name}, batch {batch}: dense step', f'{min(times["dense"][1:])*1e3:.0f} ms', ''
     yield f'{name}: a step with masks kept over the dense step', f'{found["kept"]:.3f}', 'under 1.02'
-    yield f'{name}: the guards alone over the dense step', f'{guard_time(*runs["kept"])/min(times["dense"][1:]):.4f}', 'under 0.02'
+    guards = guard_time(*runs['kept'])/min(times['dense'][1:])
+    yield f'{name}: the guards alone over the dense step', f'{guards:.4f}', 'under 0.02'
     yield f'{name}: with weight * mask in the forward pass instead', f'{found["multiplied"]:.3f}', ''
 
 def guard_time(model, opt):
@@ -115,9 +116,11 @@ def bench_loader(n, rounds, batch=128):
     ours = Batches(data, batch_size=batch, shuffle=True, augment='code', seed=0)
     with tempfile.TemporaryDirectory() as folder:
         for c in range(10): (Path(folder)/str(c)).mkdir()
-        for i, x in enumerate(data.train.x.movedim(1, 3)): Image.fromarray(x.numpy()).save(Path(folder)/str(i % 10)/f'{i}.png')
-        tfms = T.Compose([T.RandomCrop(32, 4), T.RandomHorizontalFlip(), T.ToTensor(), T.Normalize(data.mean, data.std)])
-        theirs = DataLoader(ImageFolder(folder, tfms), batch, shuffle=True, num_workers=2, persistent_workers=True)
+        for i, x in enumerate(data.train.x.movedim(1, 3)):
+            Image.fromarray(x.numpy()).save(Path(folder)/str(i % 10)/f'{i}.png')
+        tfms = T.RandomCrop(32, 4), T.RandomHorizontalFlip(), T.ToTensor(), T.Normalize(data.mean, data.std)
+        files = ImageFolder(folder, T.Compose(tfms))
+        theirs = DataLoader(files, batch, shuffle=True, num_workers=2, persistent_workers=True)
         rates = dict(ours=[], theirs=[])
         for _ in range(rounds + 1):
             for name, loader in dict(ours=ours, theirs=theirs).items():
@@ -150,8 +153,10 @@ def bench_compact(n, batch=128, width=1.):
 def peak_memory(kind, steps=4, batch=128):
     "Peak memory of a process that trains ResNet20, in MB."
     code = ("import torch, resource, sys; sys.path.insert(0, 'bench'); import training as b; torch.manual_seed(0); "
-            f"run = b.prepared('resnet20', {kind!r}); x = torch.randn({batch}, 3, 32, 32); y = torch.randint(10, ({batch},)); "
-            f"[b.step(*run, x, y) for _ in range({steps})]; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024)")
+            f"run = b.prepared('resnet20', {kind!r}); "
+            f"x, y = torch.randn({batch}, 3, 32, 32), torch.arange({batch}) % 10; "
+            f"[b.step(*run, x, y) for _ in range({steps})]; "
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024)")
     return float(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
                                 cwd=Path(__file__).resolve().parent.parent).stdout)
 
@@ -160,7 +165,8 @@ def bench_memory():
     peaks = {kind: peak_memory(kind) for kind in ('dense', 'kept')}
     model, _ = prepared('resnet20', 'kept')
     yield 'ResNet20 at 0.05: peak memory of training over dense', f'{peaks["kept"]/peaks["dense"]:.3f}', 'report'
-    yield '    masks and guards, as a share of the dense peak', f'{5*Masks.of(model).total/2**20/peaks["dense"]:.4f}', 'report'
+    share = 5*Masks.of(model).total/2**20/peaks['dense'] # a byte a weight for its mask, four for its guard
+    yield '    masks and guards, as a share of the dense peak', f'{share:.4f}', 'report'
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
@@ -171,7 +177,8 @@ def main():
     torch.set_num_threads(args.threads)
     n = 3 if args.quick else 12
     batch, n_batches, n_images = (32, 4, 640) if args.quick else (128, 20, 5120)
-    parts = dict(steps_resnet20=lambda: bench_steps('resnet20', 128, n), steps_vgg19=lambda: bench_steps('vgg19', batch, n),
+    parts = dict(steps_resnet20=lambda: bench_steps('resnet20', 128, n),
+                 steps_vgg19=lambda: bench_steps('vgg19', batch, n),
                  epoch=lambda: bench_epoch(n_batches, 4), loader=lambda: bench_loader(n_images, 3),
                  compact=lambda: bench_compact(n, batch), memory=bench_memory)
     print('| what | measured | to reach |\n|---|---|---|')

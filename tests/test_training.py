@@ -1,5 +1,6 @@
 "Learners keep masks under every optimizer and callback of fastai, and runs survive being killed."
 import multiprocessing, os, signal, socket, traceback, warnings
+from dataclasses import replace
 from functools import partial
 
 import pytest, torch
@@ -14,15 +15,15 @@ from fastai.vision.all import Callback, CrossEntropyLossFlat, Learner
 from phew_nb.data import digits
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20
-from phew_nb.training import (ArrayDL, Checkpoint, KeepMasks, Recipe, StopIfNotFinite, data_loaders, history, quiet, recipes,
-                              sparse_learner)
+from phew_nb.training import KeepMasks, Recipe, data_loaders, history, quiet, sparse_learner
 
 torch.set_num_threads(1)
 data = digits().subset(20, seed=0, n_test_per_class=10)
 
 def random_masks(model, density=.3, seed=1):
     gen = torch.Generator().manual_seed(seed)
-    return Masks({name: torch.rand(p.shape, generator=gen) < density for name, p in model.named_parameters() if p.dim() > 1})
+    weights = {name: p for name, p in model.named_parameters() if p.dim() > 1}
+    return Masks({name: torch.rand(p.shape, generator=gen) < density for name, p in weights.items()})
 
 def assert_zero(model, masks):
     for name, mask in masks.items():
@@ -37,10 +38,12 @@ class LookAtEveryStep(Callback):
     def after_batch(self): assert_zero(self.model, self.masks); self.steps += self.training
 
 fastai_optimizers = {
-    'sgd': SGD, 'sgd momentum decay': partial(SGD, mom=.9, wd=.1), 'sgd coupled': partial(SGD, mom=.9, wd=.1, decouple_wd=False),
-    'adam': partial(Adam, wd=.1), 'adam coupled': partial(Adam, wd=.1, decouple_wd=False), 'rmsprop': partial(RMSProp, mom=.9),
-    'qhadam': QHAdam, 'larc': Larc, 'lamb': partial(Lamb, wd=.1), 'ranger': ranger,
-    'torch adamw': partial(OptimWrapper, opt=torch.optim.AdamW), 'torch sgd': partial(OptimWrapper, opt=torch.optim.SGD, momentum=.9)}
+    'sgd': SGD, 'sgd momentum decay': partial(SGD, mom=.9, wd=.1),
+    'sgd coupled': partial(SGD, mom=.9, wd=.1, decouple_wd=False),
+    'adam': partial(Adam, wd=.1), 'adam coupled': partial(Adam, wd=.1, decouple_wd=False),
+    'rmsprop': partial(RMSProp, mom=.9), 'qhadam': QHAdam, 'larc': Larc, 'lamb': partial(Lamb, wd=.1), 'ranger': ranger,
+    'torch adamw': partial(OptimWrapper, opt=torch.optim.AdamW),
+    'torch sgd': partial(OptimWrapper, opt=torch.optim.SGD, momentum=.9)}
 
 @pytest.mark.parametrize('opt_func', fastai_optimizers.values(), ids=fastai_optimizers.keys())
 @pytest.mark.parametrize('dense_first', [False, True])
@@ -55,11 +58,12 @@ def test_every_fastai_optimizer(opt_func, dense_first):
         learn.fit(2, cbs=[look := LookAtEveryStep(masks), GradientClip(.5), GradientAccumulation(100)])
     assert look.steps == 8
 
-@pytest.mark.parametrize('options', [{}, dict(amp='bf16'), dict(amp='fp16'), dict(channels_last=True, deterministic=True)], ids=str)
+@pytest.mark.parametrize('options', [{}, dict(amp='bf16'), dict(amp='fp16'), dict(deterministic=True)], ids=str)
 def test_convolutions(options):
     model = resnet20(10, n_in=1, seed=0)
     masks = random_masks(model, .1)
-    learn = sparse_learner(data_loaders(data, 100, device='cpu'), model, masks, Recipe(epochs=1), cbs=LookAtEveryStep(masks), **options)
+    dls = data_loaders(data, 100, device='cpu')
+    learn = sparse_learner(dls, model, masks, Recipe(epochs=1), cbs=LookAtEveryStep(masks), **options)
     with quiet(learn): learn.fit_recipe()
     assert learn.look_at_every_step.steps == 2 and not torch.are_deterministic_algorithms_enabled()
 
@@ -86,20 +90,23 @@ def test_export_and_load(tmp_path):
         assert (digit, int(number)) == (expected[0], int(expected[1])) and torch.equal(probabilities, expected[2])
 
 def test_same_data_whatever_was_looked_at():
-    learners = [sparse_learner(data_loaders(data, 50, seed=4, device='cpu'), mlp([64, 8, 10], seed=0)) for _ in range(2)]
+    make = lambda: sparse_learner(data_loaders(data, 50, seed=4, device='cpu'), mlp([64, 8, 10], seed=0))
+    learners = [make(), make()]
     learners[1].dls.one_batch(); learners[1].validate(); learners[1].dls.show_batch(show=False)
     for learn in learners:
         with quiet(learn): learn.fit_recipe(2)
     for a, b in zip(*(learn.model.parameters() for learn in learners)): assert torch.equal(a, b)
 
 def test_not_finite_says_where():
-    learn = sparse_learner(data_loaders(data, 50, device='cpu'), mlp([64, 8, 10], seed=0), recipe=Recipe(epochs=2, lr=1e30))
+    dls = data_loaders(data, 50, device='cpu')
+    learn = sparse_learner(dls, mlp([64, 8, 10], seed=0), recipe=Recipe(epochs=2, lr=1e30))
     with quiet(learn), pytest.raises(FloatingPointError, match='at epoch 0, batch [12]'): learn.fit_recipe()
 
 # two processes
 
 def train_one_of_two(rank, path, port, agree):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, MASTER_PORT=port, MASTER_ADDR='127.0.0.1')
+    os.environ.update({name: str(value) for name, value in place.items()})
     torch.set_num_threads(1)
     import fastai.distributed # adds `distrib_ctx`
     learn = distributed_learner(seed=1 if agree else rank)
@@ -112,8 +119,8 @@ def train_one_of_two(rank, path, port, agree):
     torch.save(result, path/f'{rank}.pt')
 
 def distributed_learner(seed=1):
-    model = mlp([64, 16, 10], seed=0)
-    return sparse_learner(data_loaders(data, 40, seed=3, device='cpu'), model, random_masks(model, seed=seed), Recipe(epochs=3, lr=.05))
+    model, dls = mlp([64, 16, 10], seed=0), data_loaders(data, 40, seed=3, device='cpu')
+    return sparse_learner(dls, model, random_masks(model, seed=seed), Recipe(epochs=3, lr=.05))
 
 def free_port():
     with socket.socket() as s:
@@ -121,8 +128,8 @@ def free_port():
         return s.getsockname()[1]
 
 def run_two(path, agree=True):
-    port = free_port()
-    processes = [multiprocessing.get_context('spawn').Process(target=train_one_of_two, args=(rank, path, port, agree)) for rank in (0, 1)]
+    port, context = free_port(), multiprocessing.get_context('spawn')
+    processes = [context.Process(target=train_one_of_two, args=(rank, path, port, agree)) for rank in (0, 1)]
     for p in processes: p.start()
     for p in processes: p.join()
     return [torch.load(path/f'{rank}.pt', weights_only=False) for rank in (0, 1)]
@@ -150,7 +157,8 @@ def test_two_processes_must_agree_on_the_masks(tmp_path):
 def make_learner():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Dropout(.2), *mlp([64, 16, 10], bn=True, seed=0))
-    return sparse_learner(data_loaders(data, 20, seed=3, device='cpu'), model, random_masks(model), Recipe(epochs=6, lr=.05))
+    dls = data_loaders(replace(data, augments={'code': (1, True)}), 20, 'code', seed=3, device='cpu')
+    return sparse_learner(dls, model, random_masks(model), Recipe(epochs=6, lr=.05))
 
 class Report(Callback):
     "Says where the run is, and waits for leave to go on."
@@ -165,8 +173,8 @@ def train_in_a_process(path, pipe):
         pipe.send(where)
         pipe.recv()
     learn = make_learner()
-    replace = os.replace
-    os.replace = lambda *args: (say('a checkpoint is written but not in place'), replace(*args))
+    move = os.replace
+    os.replace = lambda *args: (say('a checkpoint is written but not in place'), move(*args))
     with quiet(learn): learn.fit_recipe(checkpoint=path, cbs=Report(say))
     pipe.send({name: t.numpy() for name, t in learn.model.state_dict().items()})
 
@@ -195,7 +203,8 @@ def test_killed_three_times(tmp_path):
 
 def test_resume_restores_the_record(tmp_path):
     with quiet(whole := make_learner()): whole.fit_recipe()
-    with quiet(part := make_learner()), pytest.raises(RuntimeError): part.fit_recipe(checkpoint=tmp_path/'run.pt', every=2, cbs=StopAt(5))
+    with quiet(part := make_learner()), pytest.raises(RuntimeError):
+        part.fit_recipe(checkpoint=tmp_path/'run.pt', every=2, cbs=StopAt(5))
     with quiet(rest := make_learner()): rest.fit_recipe(checkpoint=tmp_path/'run.pt', every=2)
     assert rest.first_epoch == 4
     assert history(rest).equals(history(whole))
@@ -221,4 +230,5 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     refused(changed[0], 'recipe'); refused(changed[1], 'masks'); refused(learn, 'epochs', 2)
     assert (tmp_path/'run.pt').read_bytes() == before
     torch.save({'model': 1}, tmp_path/'other.pt')
-    with quiet(learn), pytest.raises(ValueError, match='is not a checkpoint'): learn.fit_recipe(1, checkpoint=tmp_path/'other.pt')
+    with quiet(learn), pytest.raises(ValueError, match='is not a checkpoint'):
+        learn.fit_recipe(1, checkpoint=tmp_path/'other.pt')
