@@ -71,6 +71,9 @@ class _Table:
         self.mass = _Mass(power, holes=holes)
         c, k = (torch.arange(n, device=flat.device) for n in (C, K))
         self.steps = (c[:, None]*stride[2] + k*stride[3]).view(-1) # from the start of a row to each entry
+        last = self.steps[-1:].expand(self.blocks*_block - self.n)
+        self.block_steps = torch.cat([self.steps, last]).view(-1, _block) # the same by blocks, the last entry repeated
+        self.beyond = torch.arange(_block, device=flat.device) >= self.n - (self.blocks - 1)*_block # in the last block
         if abs(power) == inf: self.best = self.each_row(self.extreme, torch.long)
         else:
             if power not in (0, 1): self.mass.scale = self.each_row(self.extreme_value, torch.float64)
@@ -81,7 +84,7 @@ class _Table:
         "`f(weights (rows, n), rows)` for all rows, some at a time."
         view, out = self.flat.as_strided(self.size, self.stride, self.offset), []
         G, R = self.size[:2]
-        step = max(2**22 // self.n, 1)
+        step = max(2**20 // self.n, 1)
         for g in range(0, G, gs := max(step // R, 1)):
             for r in range(0, R, step):
                 part = view[g:g+gs, r:r+step]
@@ -114,10 +117,10 @@ _Table.row_place = _row_place
 
 def _place(self: _Table, rows, entries):
     "Place in memory of entries (n, m) of rows (n,)."
-    return self.row_place(rows)[:, None] + self.steps[entries]
+    return self.row_place(rows)[:, None] + self.steps.take(entries)
 _Table.place = _place
 
-def _weights(self: _Table, rows, entries): return self.flat[self.place(rows, entries)]
+def _weights(self: _Table, rows, entries): return self.flat.take(self.place(rows, entries))
 _Table.weights = _weights
 
 def _totals(self: _Table): return self.sums[:, -1]
@@ -126,18 +129,19 @@ _Table.totals = _totals
 def _draw(self: _Table, rows, u):
     "One entry for each row of `rows` (n,) by random numbers `u` (n,) in [0, 1)."
     if abs(self.mass.power) == inf: return self.best[rows]
-    total, sums, base = self.sums[rows, -1], self.sums.view(-1), rows*self.blocks
+    sums, base = self.sums.view(-1), rows*self.blocks
+    total = sums.take(base + (self.blocks - 1))
     target = torch.minimum(u*total, total.nextafter(total.new_zeros(())))
-    low, high = torch.zeros_like(rows), torch.full_like(rows, self.blocks - 1)
-    for _ in range((self.blocks - 1).bit_length()):
-        middle = (low + high) >> 1
-        right = (sums[base + middle] <= target) & (low < high)
-        low, high = torch.where(right, middle + 1, low), torch.where(right, high, middle)
-    target = target - torch.where(low > 0, sums[(base + low - 1).clamp(min=0)], 0.)
-    entries = low[:, None]*_block + torch.arange(_block, device=rows.device)
-    over = entries >= self.n if self.n % _block else None
-    mass = self.mass(self.weights(rows, entries if over is None else entries.clamp(max=self.n-1)), rows)
-    if over is not None: mass = mass.masked_fill(over, 0.)
+    at, n = base.clone(), self.blocks
+    while n > 1: # bisection, in step for all rows
+        half = n >> 1
+        at.add_(sums.take(at + (half - 1)) <= target, alpha=half)
+        n -= half
+    low = at - base
+    target = target - torch.where(low > 0, sums.take((at - 1).clamp_(min=0)), 0.)
+    place = self.block_steps.index_select(0, low).add_(self.row_place(rows)[:, None])
+    mass = self.mass(self.flat.take(place), rows)
+    if self.n % _block: mass = mass.masked_fill((low == self.blocks - 1)[:, None] & self.beyond, 0.)
     at = (mass.cumsum(1, dtype=torch.float64) <= target[:, None]).sum(1)
     if (late := at == _block).any(): at[late] = _block - 1 - (mass[late] > 0).int().flip(1).argmax(1) # rounding
     return low*_block + at
@@ -163,7 +167,7 @@ class _Routes:
 
     def choose(self, units, u):
         "One alternative for each unit, by random numbers in [0, 1)."
-        start, count = self.start[units], self.count[units]
+        start, count = self.start.take(units), self.count.take(units)
         if self.chance is None: return start + torch.minimum((u*count).long(), count - 1)
         at, left = start.clone(), u.clone()
         for _ in range(int(count.max()) - 1):
@@ -178,16 +182,15 @@ class _Routes:
         node, row = torch.full_like(units, _end), torch.zeros_like(units)
         active, units = torch.arange(len(units), device=units.device), units.clone()
         for depth in range(0, 4000, 2):
-            at = self.start[units]
-            if self.has_forks: at = self.choose(units, uniforms(keys[active], step + depth))
-            slots, to = self.slots[at], self.to[at]
+            at = self.start.take(units)
+            if self.has_forks: at = self.choose(units, uniforms(keys, step + depth))
+            slots, to, goal = self.slots.take(at), self.to.take(at), self.node.take(at)
             place = to
-            if self.has_slots: place = to + torch.minimum((uniforms(keys[active], step + depth + 1)*slots).long(), (slots - 1).clamp(min=0))
-            node[active], row[active] = self.node[at], self.rows[torch.where(slots > 0, place, 0)]
-            junction = (slots == 0) & (node[active] != _end)
+            if self.has_slots: place = to + torch.minimum((uniforms(keys, step + depth + 1)*slots).long(), (slots - 1).clamp(min=0))
+            junction = (slots == 0) & (goal != _end)
+            node[active], row[active] = goal.masked_fill(junction, _end), self.rows.take(place.masked_fill(slots == 0, 0))
             if not junction.any(): return node, row
-            active, units = active[junction], to[junction]
-            node[active] = _end
+            active, units, keys = active[junction], to[junction], keys[junction]
         raise RuntimeError("more than 2000 junctions without a layer between them")
 
 # %% ../nbs/20_walks.ipynb #5bcf5ddc
@@ -438,10 +441,10 @@ class _Order:
     def note(self, name, place, walks):
         "Write down first visits; returns for each new weight the walk that brought it."
         first = self.first[name]
-        fresh = first[place] == _never
+        fresh = first.take(place) == _never
         place, walks = place[fresh], walks[fresh]
         first.scatter_reduce_(0, place, walks, 'amin')
-        mine = first[place] == walks
+        mine = first.take(place) == walks
         if name in self.shared or self.walker.granularity == 'kernel':
             return first[place[mine].unique()]
         return walks[mine]
@@ -648,19 +651,19 @@ def _seed(seed):
     if isinstance(seed, bool) or not isinstance(seed, int): raise TypeError(f"seed must be an integer or a torch.Generator, not {seed!r}")
     return seed
 
-def _batch(order, target, share):
-    "How many walks to draw next: never far more than needed, and not too many at once."
+def _batch(order, target):
+    "How many walks to draw next: not far more than needed, and not too many at once."
     longest = len(order.walker.sides[0].tables) * (1 if order.walker.granularity == 'weight' else 9)
     recent = order.new[-1024:].double().mean() if order.n_walks else longest
     need = (target - order.kept)/max(float(recent), 1e-3)
-    return int(min(max(need*share, 256), 2**22 // longest + 256))
+    return int(min(need*(1.3 if need < 5000 else 1.03) + 64, 2**22 // longest + 256))
 
 def _take_walks(walker, target, seed, progress):
     "Walk until `target` weights are held."
     order = _Order(walker)
     with tqdm(total=target, unit=' weights', delay=2, disable=None if progress is None else not progress, leave=False) as bar:
         while order.kept < target:
-            order.extend(_batch(order, target, 1.), seed)
+            order.extend(_batch(order, target), seed)
             bar.update(min(order.kept, target) - bar.n)
             bar.set_postfix(walks=order.n_walks, refresh=False)
     return order
