@@ -8,11 +8,12 @@ __all__ = ['uniforms', 'walk_keys', 'draw_paths', 'expected_walks', 'expected_vi
 # %% ../nbs/20_walks.ipynb #ce6bacf2
 import warnings
 from dataclasses import dataclass, field
-from math import inf, isfinite, log
+from math import inf, isfinite, prod
+from numbers import Integral, Real
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from .graph import as_graph, PathGraph, Layer, Junction, _reach, _reach_back
+from .graph import as_graph, PathGraph, Layer, Junction
 from .masks import Masks, n_kept
 
 # %% ../nbs/20_walks.ipynb #55725b15
@@ -74,11 +75,9 @@ class _Table:
         last = self.steps[-1:].expand(self.blocks*_block - self.n)
         self.block_steps = torch.cat([self.steps, last]).view(-1, _block) # the same by blocks, the last entry repeated
         self.beyond = torch.arange(_block, device=flat.device) >= self.n - (self.blocks - 1)*_block # in the last block
-        if abs(power) == inf: self.best = self.each_row(self.extreme, torch.long)
-        else:
-            if power not in (0, 1): self.mass.scale = self.each_row(self.extreme_value, torch.float64)
-            self.sums = self.each_row(self.block_sums, torch.float64, (self.blocks,))
-            if power == 1: self.treat_zero_rows()
+        if power not in (0, 1): self.mass.scale = self.each_row(self.extreme, torch.float64)
+        self.sums = self.each_row(self.block_sums, torch.float64, (self.blocks,))
+        if power == 1: self.treat_zero_rows()
 
     def each_row(self, f, dtype, shape=()):
         "`f(weights (rows, n), rows)` for all rows, some at a time."
@@ -104,10 +103,13 @@ class _Table:
         self.sums[where] = self.block_sums(self.weights(where, torch.arange(self.n, device=where.device)[None]), where)
 
     def extreme(self, w, rows):
-        x = w.abs().double().nan_to_num(nan=-1. if self.mass.power > 0 else inf)
-        return x.argmax(1) if self.mass.power > 0 else x.argmin(1)
+        x = w.abs().double()
+        return x.nan_to_num(nan=-1.).amax(1) if self.mass.power > 0 else x.nan_to_num(nan=inf).amin(1)
 
-    def extreme_value(self, w, rows): return w.abs().double().gather(1, self.extreme(w, rows)[:, None])[:, 0]
+    def zero_rows(self):
+        "Rows of zeros only, where these are drawn uniformly though other zeros are not; None if there are none."
+        zero = self.mass.flat if self.mass.power in (0, 1) else self.mass.scale == 0
+        return zero if zero is not None and zero.any() else None
 
 # %% ../nbs/20_walks.ipynb #3355e838
 def _row_place(self: _Table, rows):
@@ -128,7 +130,6 @@ _Table.totals = _totals
 
 def _draw(self: _Table, rows, u):
     "One entry for each row of `rows` (n,) by random numbers `u` (n,) in [0, 1)."
-    if abs(self.mass.power) == inf: return self.best[rows]
     sums, base = self.sums.view(-1), rows*self.blocks
     total = sums.take(base + (self.blocks - 1))
     target = torch.minimum(u*total, total.nextafter(total.new_zeros(())))
@@ -280,23 +281,19 @@ class _Side:
         if i not in self.weights: return []
         reads = (layer.src if self.forward else layer.dst).reshape(-1)
         ok = (reads >= 0) & live[reads.clamp(min=0)]
-        if self.weights[i].holes: ok &= (self.tables[i].totals() > 0).cpu() if isfinite(self.power) else self.alive_rows(i)
+        if self.weights[i].holes: ok &= (self.tables[i].totals() > 0).cpu()
         mine = ok.nonzero().view(-1)
         units, to, slots, order = _by_unit(reads[mine], sum(map(len, rows)))
         rows.append(mine[order])
         return [(units, i, to, slots)]
 
-    def alive_rows(self, i):
-        w = self.weights[i]
-        view = w.flat.as_strided(w.layer.size, w.stride, w.offset)
-        return (~view.isnan()).any(-1).any(1 if self.forward else 2).reshape(-1).cpu()
-
 # %% ../nbs/20_walks.ipynb #6d0aa940
 def _table_mass(table):
-    "Mass of each row, in plain units."
-    power = table.mass.power
-    if abs(power) == inf: return table.weights(torch.arange(table.n_rows, device=table.flat.device), table.best[:, None])[:, 0].abs().double()
-    return table.totals() if table.mass.scale is None else table.totals()*table.mass.scale**power
+    "Mass of each row, in plain units; zero for rows of zeros."
+    mass, total = table.mass, table.totals()
+    if mass.flat is not None: total = total.masked_fill(mass.flat, 0.)
+    if mass.scale is None: return total
+    return mass.scale if not isfinite(mass.power) else total*mass.scale**mass.power
 
 def _weigh(self: _Side, skips):
     "Set the probabilities of alternatives by their mass."
@@ -315,7 +312,8 @@ def _weigh(self: _Side, skips):
                 0, which, per_row[r.rows[r.to[mine][which] + place]])
         else: mass[mine] = torch.where(self.is_skip(node, r.unit[mine], r.to[mine]), 1., unit[r.to[mine]])
         unit.index_add_(0, r.unit[mine], mass[mine])
-    total = unit[r.unit]
+    mass = torch.where(unit[r.unit] == inf, (mass == inf).double(), mass)
+    total = torch.zeros_like(unit).index_add_(0, r.unit, mass)[r.unit]
     r.chance = torch.where(total > 0, mass / total, 1 / r.count[r.unit])
 _Side.weigh = _weigh
 
@@ -344,12 +342,17 @@ def _walk(self: _Side, turns, keys):
         node[here], row[here] = self.routes.follow(self.units[i][group, other], keys[here], step)
 _Side.walk = _walk
 
-def _in_kernel(self: _Side, i, g, o, c, u):
-    "A weight in each given kernel, by |w|^power."
+def _kernel_masses(self: _Side, i, g, o, c):
+    "What the weights of given kernels are drawn by, (n, K)."
     w = self.weights[i]
     place = w.offset + g*w.stride[0] + o*w.stride[1] + c*w.stride[2]
     x = w.flat[place[:, None] + torch.arange(w.layer.size[3], device=g.device)*w.stride[3]].abs().double()
-    mass = (_ratios(x, x.nan_to_num(nan=inf).amin(1, keepdim=True))**self.power).nan_to_num(nan=0.)
+    return (_ratios(x, x.nan_to_num(nan=inf).amin(1, keepdim=True))**self.power).nan_to_num(nan=0.)
+_Side.kernel_masses = _kernel_masses
+
+def _in_kernel(self: _Side, i, g, o, c, u):
+    "A weight in each given kernel, by |w|^power."
+    mass = self.kernel_masses(i, g, o, c)
     sums = mass.cumsum(1)
     at = (sums <= (u*sums[:, -1])[:, None]).sum(1).clamp(max=mass.shape[1] - 1)
     none = mass.gather(1, at[:, None])[:, 0] == 0
@@ -361,7 +364,8 @@ class _Walker:
     "Everything that is needed to walk on a graph with its weights as they are now."
     def __init__(self, graph, masks=None, power=1, fork='uniform', skips=False, direction='both', granularity='weight'):
         _check_options(power, fork, direction, granularity)
-        self.graph, self.power, self.granularity, self.masks, self.skips = graph, power, granularity, masks, skips
+        self.graph, self.granularity, self.masks = graph, granularity, masks
+        self.power = power = float(power)
         _check_finite(graph)
         self.live = graph.live(masks, skips)
         if not self.live[graph.inputs].any(): raise ValueError(
@@ -380,6 +384,11 @@ class _Walker:
             mine = (walks % m == s).nonzero().view(-1)
             for i, here, *where in side.walk(walks[mine] // m, keys[mine]): yield i, walks[mine][here], *where
 
+def _walker(model, input_size=None, masks=None, **kwargs):
+    "A walker on a model (with its own masks, if it is masked) or on a graph."
+    if masks is None and not isinstance(model, PathGraph): masks = Masks.of(model)
+    return _Walker(as_graph(model, input_size), masks, **kwargs)
+
 def _check_finite(graph):
     for layer in graph.layers:
         w = layer.weight()
@@ -390,7 +399,7 @@ def _check_options(power, fork, direction, granularity):
     for name, value, known in (('fork', fork, ('uniform', 'weight')), ('direction', direction, ('both', 'forward', 'backward')),
                                ('granularity', granularity, ('weight', 'kernel'))):
         if value not in known: raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
-    if isinstance(power, bool) or not isinstance(power, (int, float)) or power != power:
+    if isinstance(power, bool) or not isinstance(power, Real) or power != power:
         raise ValueError(f"power must be a real number (1 PHEW, 0 uniform, -1 inverse, 2 squared, inf greedy), not {power!r}")
 
 # %% ../nbs/20_walks.ipynb #61a811e5
@@ -401,10 +410,9 @@ def draw_paths(model,           # a network or its `PathGraph`
                **kwargs         # `power`, `fork`, `skips`, `direction`, `masks` as for `walk_order`
               ) -> list:        # for each walk its steps from input to output: (unit, unit, parameter, place in it)
     "The first `n` walks, step by step: to look at, not to build masks from."
-    graph = as_graph(model, input_size)
-    walker, paths = _Walker(graph, **kwargs), [[] for _ in range(n)]
+    walker, paths = _walker(model, input_size, **kwargs), [[] for _ in range(n)]
     for i, walks, g, o, c, k in walker.visits(0, n, seed):
-        layer = graph.nodes[i]
+        layer = walker.graph.nodes[i]
         place = _index(layer, g, o, c, k)
         steps = zip(walks.tolist(), layer.src[g, c].tolist(), layer.dst[g, o].tolist(), place.tolist())
         for walk, here, there, at in steps: paths[walk].append((i, here, there, layer.name, at))
@@ -497,8 +505,7 @@ def _passed_on(self: _Side, i, rates):
     table = self.tables[i]
     G, R, C, K = table.size
     def share(w, rows):
-        if abs(table.mass.power) == inf: mass = torch.nn.functional.one_hot(table.best[rows], table.n).double()
-        else: mass = table.mass(w, rows) / table.totals()[rows, None].clamp(min=5e-324)
+        mass = table.mass(w, rows) / table.totals()[rows, None].clamp(min=5e-324)
         out = torch.zeros(G, C, dtype=torch.float64, device=w.device)
         out.index_add_(0, rows // R, (mass*rates[rows, None]).view(len(w), C, K).sum(-1))
         return out[None]
@@ -506,54 +513,76 @@ def _passed_on(self: _Side, i, rates):
 _Side.passed_on = _passed_on
 
 # %% ../nbs/20_walks.ipynb #4385f549
+def _sample(layer, whole_kernels, most, gen):
+    "Some weights of a layer: (n, uses, positions) indices of what conserves each of them, and how many each stands for."
+    G, O, I, K = layer.size
+    repeated = layer.stride is not None and layer.stride[0] == 0 # all groups use the same weights
+    size = (1 if repeated else G, O, I, K)
+    n = min(most, prod(size))
+    at = torch.arange(n) if n == prod(size) else torch.randint(prod(size), (n,), generator=gen)
+    g, o, c, k = (t[:, None, None] for t in torch.unravel_index(at, size))
+    if repeated: g = torch.arange(G)[None, :, None]
+    return torch.broadcast_tensors(g, o, c, torch.arange(K) if whole_kernels else k), prod(size)/n, k
+
 def _sampled_chances(walker, most=4096):
-    "For a sample of weights: chance of a visit by one walk of each side, and how many weights each stands for."
-    gen, out = torch.Generator().manual_seed(0), []
+    "For a sample of weights: logarithm of the chance that one walk misses it, and how many weights it stands for."
+    gen, out = torch.Generator().manual_seed(0), {}
     rates = [side.visit_rates()[1] for side in walker.sides]
     for i, w in walker.sides[0].weights.items():
-        if not w.layer.counted: continue
-        G, O, I, K = w.layer.size
-        n = min(most, G*O*I*K)
-        g, o, c, k = (torch.randint(size, (n,), generator=gen).to(walker.device) for size in (G, O, I, K))
-        chances = [side.chance_of(i, rates[s][i], g, o, c, k) for s, side in enumerate(walker.sides)]
-        out.append((torch.stack(chances), torch.full((n,), G*O*I*K/n, device=walker.device)))
-    return torch.cat([q for q, _ in out], 1), torch.cat([n for _, n in out])
+        layer = w.layer
+        if not layer.counted: continue
+        key = layer.name, layer.size, layer.stride, layer.offset # uses of one weight are counted together
+        if key not in out: out[key] = *_sample(layer, walker.granularity == 'kernel', most, gen), 0.
+        where, n, k, log_miss = out[key]
+        at = [t.reshape(-1).to(walker.device) for t in where]
+        for s, side in enumerate(walker.sides):
+            q = side.chance_of(i, rates[s][i], *at).view(where[0].shape).sum((1, 2))
+            log_miss = log_miss + torch.log1p(-q.clamp(max=1 - 1e-12)) / len(walker.sides)
+        out[key] = where, n, k, log_miss.masked_fill(_barred(w, where, k).to(walker.device), 0.)
+    return torch.cat([m for *_, m in out.values()]), torch.cat([torch.full_like(m, n) for _, n, _, m in out.values()])
+
+def _barred(w, where, k):
+    "Which of the sampled weights may not be drawn."
+    if not w.holes: return torch.zeros(len(k), dtype=torch.bool)
+    g, o, c, _ = (t[:, 0, 0] for t in where)
+    return w.flat.as_strided(w.layer.size, w.stride, w.offset).isnan().cpu()[g, o, c, k[:, 0, 0]]
 
 def _chance_of(self: _Side, i, rates, g, o, c, k):
     "Chance that one walk visits given weights of layer `i`."
-    table, w = self.tables[i], self.weights[i]
+    table = self.tables[i]
     line, other = (c, o) if self.forward else (o, c)
     rows, kernel = g*table.size[1] + line, table.size[3]
     entry = other*kernel + (k if kernel > 1 else 0)
-    if abs(table.mass.power) == inf: return rates[rows]*(table.best[rows] == entry)
-    chance = rates[rows]*table.mass(table.weights(rows, entry[:, None]), rows)[:, 0] / table.totals()[rows].clamp(min=5e-324)
-    return chance if kernel == w.layer.size[3] else chance / w.layer.size[3]
+    mass = table.mass(table.weights(rows, entry[:, None]), rows)[:, 0]
+    chance = rates[rows]*mass / table.totals()[rows].clamp(min=5e-324)
+    if kernel == self.weights[i].layer.size[3]: return chance
+    inside = self.kernel_masses(i, g, o, c)
+    return chance*inside.gather(1, k[:, None])[:, 0] / inside.sum(1).clamp(min=5e-324)
 _Side.chance_of = _chance_of
 
-def _expected_kept(q, n, walks, kernel=1):
+def _expected_kept(log_miss, n, walks):
     "Expected number of weights that `walks` walks hold."
-    log_miss = sum(torch.log1p(-side.clamp(max=1 - 1e-12))*(walks/len(q)) for side in q)
-    return float((-torch.expm1(log_miss)*n).sum())
+    return float((-torch.expm1(log_miss*walks)*n).sum())
 
 # %% ../nbs/20_walks.ipynb #9cf6a7a1
 def expected_walks(model,             # a network or its `PathGraph`
                    density: float,    # fraction of weights to hold, in (0, 1]
                    input_size=None,   # size of one input without the batch
-                   **kwargs           # as for `walk_order`
+                   **kwargs           # `power`, `granularity`, `fork`, `skips`, `direction`, `masks`: see `walk_order`
                   ) -> float:         # number of walks; infinite where the sample says that it is out of reach
     "About how many walks are needed for a density, without walking."
-    graph = as_graph(model, input_size)
-    return _estimate(_Walker(graph, **kwargs), n_kept(graph.total, density))
+    walker = _walker(model, input_size, **kwargs)
+    return _estimate(walker, n_kept(walker.graph.total, density))
 
 def _estimate(walker, target):
-    q, n = _sampled_chances(walker)
+    log_miss, n = _sampled_chances(walker)
     low, high = 0., 1.
-    while _expected_kept(q, n, high) < target:
+    while _expected_kept(log_miss, n, high) < target:
         low, high = high, high*2
         if high > 1e15: return inf
     for _ in range(40):
         middle = (low + high)/2
-        low, high = (middle, high) if _expected_kept(q, n, middle) < target else (low, middle)
+        low, high = (middle, high) if _expected_kept(log_miss, n, middle) < target else (low, middle)
     return high
 
 # %% ../nbs/20_walks.ipynb #a9391ea3
@@ -562,45 +591,33 @@ def expected_visits(model,           # a network or its `PathGraph`
                     **kwargs         # `power`, `fork`, `skips`, `direction`, `masks` as for `walk_order`
                    ) -> Tensor:      # (n_units,) float64, mean over the directions
     "Expected number of visits of each unit by one walk (lemma 3), exactly."
-    walker = _Walker(as_graph(model, input_size), **kwargs)
+    walker = _walker(model, input_size, **kwargs)
     return (sum(side.visit_rates()[0] for side in walker.sides)/len(walker.sides)).cpu()
 
 # %% ../nbs/20_walks.ipynb #b50d0c23
-def _possible(self: _Side, i):
-    "(G, O, I, K) weights of layer `i` that have a positive probability, once a walk is at their row."
+def _possible(self: _Side, i, rates, least=0.):
+    "(G, O, I, K) weights of layer `i` that one walk visits with a probability above `least`."
     table, w = self.tables[i], self.weights[i]
     G, R, C, K = table.size
-    if abs(table.mass.power) == inf:
-        hit = torch.zeros(table.n_rows, table.n, dtype=torch.bool, device=self.device)
-        hit[torch.arange(len(hit), device=self.device), table.best] = True
-    else: hit = table.each_row(lambda x, rows: table.mass(x, rows) > 0, torch.bool, (table.n,))
-    hit = hit.view(G, R, C, K)
-    hit = hit.transpose(1, 2) if self.forward else hit
+    rates = rates / table.totals().clamp(min=5e-324)
+    hit = table.each_row(lambda x, rows: table.mass(x, rows)*rates[rows, None] > least, torch.bool, (table.n,))
+    hit = hit.view(G, R, C, K).transpose(1, 2) if self.forward else hit.view(G, R, C, K)
     if K == w.layer.size[3]: return hit
-    view = w.flat.as_strided(w.layer.size, w.stride, w.offset)
-    return hit & ~view.isnan() & ((view != 0) | (view.nan_to_num(nan=inf).abs().amin(-1, keepdim=True) == 0))
+    x = w.flat.as_strided(w.layer.size, w.stride, w.offset).abs().double()
+    return hit & (_ratios(x, x.nan_to_num(nan=inf).amin(-1, keepdim=True))**self.power > 0)
 _Side.possible = _possible
 
-def _reachable(walker):
+def _reachable(walker, least=0.):
     "Masks (in the parameter's memory) of all weights that walks can use, by name."
-    graph = walker.graph
-    out = {name: torch.zeros(p.numel(), dtype=torch.bool, device=walker.device) for name, p in graph.params.items()}
+    params = walker.graph.params
+    out = {name: torch.zeros(p.numel(), dtype=torch.bool, device=walker.device) for name, p in params.items()}
     for side in walker.sides:
-        possible = {i: side.possible(i) for i in side.tables}
-        edges = {id(graph.nodes[i]): p.any(-1).cpu() for i, p in possible.items()}
-        at = torch.zeros(graph.n_units, 1, dtype=torch.bool)
-        at[side.starts.cpu()] = True
-        links = lambda j: walker.live[j.child] & walker.live[j.dst[j.row]] & (walker.skips | ~j.skip)
-        run = _reach if side.forward else _reach_back
-        run(graph.nodes, at, links, lambda layer: edges.get(id(layer), torch.zeros(1, 1, 1, dtype=torch.bool)))
-        for i, p in possible.items():
-            layer = graph.nodes[i]
-            if not layer.counted: continue
-            here = at[layer.src.clamp(min=0), 0] & (layer.src >= 0) if side.forward else at[layer.dst, 0]
-            here = here[:, None, :, None] if side.forward else here[:, :, None, None]
-            p = p & here.to(p.device)
-            if walker.granularity == 'kernel': p = _whole_kernels(walker, layer, p)
-            out[layer.name][_all_places(layer)[p.cpu()].to(walker.device)] = True
+        rates = side.visit_rates()[1]
+        for i, w in side.weights.items():
+            if not w.layer.counted: continue
+            p = side.possible(i, rates[i], least)
+            if walker.granularity == 'kernel': p = _whole_kernels(walker, w.layer, p)
+            out[w.layer.name][_all_places(w.layer)[p.cpu()].to(walker.device)] = True
     return out
 
 def _whole_kernels(walker, layer, p):
@@ -619,29 +636,32 @@ def _plainly(walker):
     "A number of weights that walks can hold for sure, where no unit has weights of zero only on one side of it."
     weights = walker.sides[0].weights
     names = [w.layer.name for w in weights.values()]
-    if not 0 <= walker.power < inf or len(walker.sides) < 2 or len(set(names)) < len(names): return 0
-    counts = [_drawn(w, [side.tables[i].mass.flat for side in walker.sides]) for i, w in weights.items()]
+    if not 0 <= walker.power <= 2 or len(walker.sides) < 2 or len(set(names)) < len(names): return 0
+    if any(w.layer.stride is None or 0 in w.layer.stride for w in weights.values()): return 0 # a weight may stand twice
+    counts = [_drawn(w, [side.tables[i].zero_rows() for side in walker.sides], walker.sides[0])
+              for i, w in weights.items()]
     return 0 if None in counts else sum(n for n, w in zip(counts, weights.values()) if w.layer.counted)
 
-def _drawn(w, flats):
+def _drawn(w, zeros, side):
     "Number of weights of a layer that are not zero, or all if all are zero; None where some rows are of zeros only."
-    zeros = [flat is not None and bool(flat.any()) for flat in flats]
-    if all(zeros) and all(flat.all() for flat in flats): return w.layer.weight().numel() - int(w.flat.isnan().sum())*w.holes
-    if any(zeros): return None
-    return int((~w.flat.isnan() & (w.flat != 0)).sum()) if w.holes else int(torch.count_nonzero(w.layer.weight()))
+    if all(z is None for z in zeros):
+        return int((~w.flat.isnan() & (w.flat != 0)).sum()) if w.holes else int(torch.count_nonzero(w.layer.weight()))
+    if side.routes.chance is not None or any(z is None or not z.all() for z in zeros): return None
+    return w.layer.weight().numel() - int(w.flat.isnan().sum())*w.holes
 
-def _most(walker, target):
+def _most(walker, target, least=0.):
     "Largest number of weights that walks can hold (or at least `target`), and their masks where they had to be found."
-    plainly = _plainly(walker)
+    plainly = 0 if least else _plainly(walker)
     if plainly >= target: return plainly, None
-    masks = _reachable(walker)
+    masks = _reachable(walker, least)
     return sum(int(m.sum()) for m in masks.values()), masks
 
-def _out_of_reach(graph, target, most, masks):
-    least = sorted((int(m.sum())/len(m), name) for name, m in masks.items())[:4]
-    layers = ', '.join(f"'{name}' {share:.4g}" for share, name in least if share < 1)
+def _out_of_reach(graph, target, most, masks, least=0.):
+    lowest = sorted((int(m.sum())/len(m), name) for name, m in masks.items())[:4]
+    layers = ', '.join(f"'{name}' {share:.4g}" for share, name in lowest if share < 1)
+    why = f"below {least:.0e} for a walk" if least else "zero"
     return (f"walks can hold {most:,} of {graph.total:,} weights at most (density {most/graph.total:.6g}), not {target:,}: other "
-            f"weights have probability zero, or are on no complete path. Reachable shares of the lowest layers: {layers}. "
+            f"weights have probability {why}, or are on no complete path. Reachable shares of the lowest layers: {layers}. "
             f"Ask for less, or look at the graph and the weights of these layers")
 
 # %% ../nbs/20_walks.ipynb #67121a20
@@ -680,8 +700,9 @@ class WalkOrder:
 def _seed(seed):
     "An integer from a seed or a generator."
     if isinstance(seed, torch.Generator): return int(torch.randint(2**62, (), generator=seed, device=seed.device))
-    if isinstance(seed, bool) or not isinstance(seed, int): raise TypeError(f"seed must be an integer or a torch.Generator, not {seed!r}")
-    return seed
+    if isinstance(seed, bool) or not isinstance(seed, Integral): raise TypeError(
+        f"seed must be an integer or a torch.Generator, not {seed!r}")
+    return int(seed)
 
 def _batch(order, target):
     "How many walks to draw next: not far more than needed, and not too many at once."
@@ -692,13 +713,20 @@ def _batch(order, target):
 
 def _take_walks(walker, target, seed, progress):
     "Walk until `target` weights are held."
-    order = _Order(walker)
+    order, doubt = _Order(walker), 2**20
     with tqdm(total=target, unit=' weights', delay=2, disable=None if progress is None else not progress, leave=False) as bar:
         while order.kept < target:
             order.extend(_batch(order, target), seed)
             bar.update(min(order.kept, target) - bar.n)
             bar.set_postfix(walks=order.n_walks, refresh=False)
+            if order.kept < target and order.n_walks > doubt: doubt = _check_reach(order, target)
     return order
+
+def _check_reach(order, target, least=2.**-32):
+    "After many walks: raise where the rest can't be hoped for; gives the number of walks at which to ask again."
+    most, masks = _most(order.walker, target, least)
+    if most < target or order.n_walks > 2**30: raise ValueError(_out_of_reach(order.graph, target, most, masks, least))
+    return 2**30
 
 # %% ../nbs/20_walks.ipynb #bb98bda7
 def walk_order(model,                 # a network, or its `PathGraph`
@@ -715,10 +743,10 @@ def walk_order(model,                 # a network, or its `PathGraph`
                progress: bool=None,   # progress bar; None: on terminals, after two seconds
               ) -> WalkOrder:         # raises ValueError where the density is out of reach
     "Walk until the paths hold `max_density`, and say for each weight which walk used it first."
-    graph = as_graph(model, input_size)
-    if masks is None and not isinstance(model, PathGraph): masks = Masks.of(model)
+    walker = _walker(model, input_size, masks, power=power, fork=fork, skips=skips, direction=direction,
+                     granularity=granularity)
+    graph, power = walker.graph, walker.power
     target = n_kept(graph.total, max_density, kept)
-    walker = _Walker(graph, masks, power, fork, skips, direction, granularity)
     most, reachable = _most(walker, target)
     if most < target and abs(power) != inf: raise ValueError(_out_of_reach(graph, target, most, reachable))
     if most < target: warnings.warn(f"greedy walks have few different paths: they hold {most:,} weights, not {target:,}", stacklevel=2)
