@@ -566,8 +566,8 @@ def _mark_alive(layer, live, flat):
 _SAME = set("""relu relu6 leaky_relu rrelu prelu elu celu selu gelu silu mish hardswish hardtanh hardsigmoid sigmoid
     tanh logsigmoid softplus softsign tanhshrink softshrink hardshrink threshold clamp clip clamp_min clamp_max softmax
     log_softmax softmin exp expm1 log log1p sqrt rsqrt square pow __rpow__ abs neg positive reciprocal sin cos tan erf
-    floor ceil round sign nan_to_num dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout
-    normalize local_response_norm masked_fill to type type_as float double half bfloat16""".split())
+    floor ceil round sign nan_to_num dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
+    feature_dropout normalize local_response_norm masked_fill to type type_as float double half bfloat16""".split())
 _NEW = set("""new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like rand_like
     randn_like""".split())
 _MOVES = set("""t transpose permute view reshape flatten unflatten expand expand_as repeat chunk split unbind cat stack
@@ -859,7 +859,7 @@ def ones(self: linearised,
 
 # %% ../nbs/12_flow.ipynb #795c2804
 def _classes(graph):
-    "A number for each unit, the same for those that meet in a junction, around a shared layer, as inputs or as outputs."
+    "A number for each unit, the same for those that meet in a junction, around a shared layer, as inputs, as outputs."
     label = torch.arange(graph.n_units)
     names = [layer.name for layer in graph.layers]
     meet = [graph.inputs, graph.outputs] + [torch.cat([n.src[n.src >= 0], n.dst.flatten()]) for n in graph.layers
