@@ -12,6 +12,7 @@ from .graph import PathGraph
 from .masks import Masks
 from .models import look_up
 from .scores import erk, grasp, iter_snip, magnitude, random_pruning, snip, uniform_pruning
+from .synflow import synflow, synflow_l2
 from .walks import phew
 
 # %% ../nbs/25_pruners.ipynb #a9d707ab
@@ -36,6 +37,8 @@ pruners = {
     'snip': snip,
     'iter_snip': iter_snip,
     'grasp': grasp,
+    'synflow': synflow,
+    'synflow_l2': synflow_l2,
     'phew': phew_pruning,
     'phew_kernel': partial(phew_pruning, granularity='kernel'),
     'phew_uniform': partial(phew_pruning, power=0),
