@@ -314,7 +314,7 @@ def _weigh(self: _Side, skips):
         unit.index_add_(0, r.unit[mine], mass[mine])
     mass = torch.where(unit[r.unit] == inf, (mass == inf).double(), mass)
     total = torch.zeros_like(unit).index_add_(0, r.unit, mass)[r.unit]
-    r.chance = torch.where(total > 0, mass / total, 1 / r.count[r.unit])
+    r.chance = torch.where(total > 0, mass / total, 1 / r.count[r.unit].double())
 _Side.weigh = _weigh
 
 def _is_skip(self: _Side, junction, unit, to):
@@ -479,7 +479,7 @@ def _visit_rates(self: _Side):
     "Expected visits of each unit by one walk (n_units,), and of each row of each table."
     r, unit = self.routes, torch.zeros(self.graph.n_units, dtype=torch.float64, device=self.device)
     unit[self.starts] = 1 / len(self.starts)
-    chance, rates = 1 / r.count[r.unit] if r.chance is None else r.chance, {}
+    chance, rates = 1 / r.count[r.unit].double() if r.chance is None else r.chance, {}
     for i in range(len(self.graph.nodes)) if self.forward else reversed(range(len(self.graph.nodes))):
         mine = (r.node == i).nonzero().view(-1)
         come = unit[r.unit[mine]]*chance[mine]

@@ -1,7 +1,7 @@
 """A second sampler: slow, in plain Python, written from the rules alone.
 
-A `Net` is a list of layers and joins between named units. It is written by hand from a module's own weights (`Net.dense`,
-`Net.conv`, `Net.join`), or read from a path graph where writing it by hand would be as awkward as the network. `Law` gives
+A `Net` is a list of layers and joins between named units. It is written by hand from a module's own weights (`Net.conv`,
+`Net.join`), or read from a path graph where writing it by hand would be as awkward as the network. `Law` gives
 the distribution of every step of a walk, and from it single walks, all paths with their probabilities, the probability that a
 walk visits each weight, and the probability that pruning keeps it.
 """
@@ -22,14 +22,11 @@ class Net:
         self.sizes[name] = size
         return [u for group in dst for u in group]
 
-    def dense(self, name, weight, src, mask=None):
-        "A linear layer: `weight` (out, in), one unit or None for each input. Returns its units."
-        return self.conv(name, weight.reshape(*weight.shape, 1), src, mask=mask)
-
     def conv(self, name, weight, src, groups=1, mask=None):
-        "A convolution of `groups`: `weight` (out, in/groups, ...). Returns its units."
+        "A linear layer or a convolution of `groups`: `weight` (out, in/groups, ...). Returns its units."
         O, I = weight.shape[0] // groups, weight.shape[1]
-        w, m = weight.detach().double().flatten(2).tolist(), None if mask is None else mask.reshape(*weight.shape[:2], -1).tolist()
+        table = lambda t: t.reshape(*weight.shape[:2], -1).tolist()
+        w, m = table(weight.detach().double()), None if mask is None else table(mask)
         K, call = len(w[0][0]), sum(n[0] == 'layer' for n in self.nodes)
         entries = {(g, o, i, k): (w[g*O + o][i][k], ((g*O + o)*I + i)*K + k)
                    for g in range(groups) for o in range(O) for i in range(I) for k in range(K)
