@@ -382,7 +382,8 @@ class _Walker:
         keys, m = walk_keys(seed, walks), len(self.sides)
         for s, side in enumerate(self.sides):
             mine = (walks % m == s).nonzero().view(-1)
-            for i, here, *where in side.walk(walks[mine] // m, keys[mine]): yield i, walks[mine][here], *where
+            if len(mine):
+                for i, here, *where in side.walk(walks[mine] // m, keys[mine]): yield i, walks[mine][here], *where
 
 def _walker(model, input_size=None, masks=None, **kwargs):
     "A walker on a model (with its own masks, if it is masked) or on a graph."

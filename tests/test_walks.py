@@ -289,3 +289,198 @@ def test_visits_counted(power):
     visits = expected_visits(graph, power=power)
     for layer in graph.layers: assert abs(float(visits[layer.dst].sum()) - 1) < 1e-9 # every walk crosses every layer once
     check_counts([(count[u], n, float(visits[u])) for u in range(graph.n_units)])
+
+# --- the law of pruning -------------------------------------------------------------------------------------------------
+
+runs = pytest.mark.parametrize('n', [250, pytest.param(20_000, marks=pytest.mark.slow)])
+
+def kept_counts(graph, n, **kwargs):
+    "How often each weight is kept by `n` runs with different seeds."
+    count = Counter()
+    for seed in range(n):
+        masks = phew(graph, seed=seed, **kwargs)
+        count.update((name, i) for name, m in masks.items() for i in m.view(-1).nonzero().view(-1).tolist())
+    return count
+
+def places(graph): return [(name, i) for name, p in graph.params.items() for i in range(p.numel())]
+
+@runs
+@pytest.mark.parametrize('name, density, kwargs', [('tiny', .5, {}), ('tiny', .6, dict(power=2, direction='forward')),
+    ('fork', .4, dict(fork='weight')), ('skip', .4, dict(skips=True)), ('flat', .5, dict(power=-1)), ('shared', .5, {}),
+    ('gate', .3, dict(direction='backward')), ('outputs', .4, dict(power=.5)), ('dense_block', .3, dict(granularity='kernel'))])
+def test_weights_are_kept_as_often_as_they_should(name, density, kwargs, n):
+    "Against exact probabilities: the set of weights held is a Markov chain, followed over all sets until it stops."
+    _, graph, net, _ = build(name)
+    own = {k: v for k, v in kwargs.items() if k in ('direction', 'granularity')}
+    law = Law(net, **{k: v for k, v in kwargs.items() if k not in own})
+    exact, _ = law.inclusion(round(density*graph.total), **own, rest=1e-6)
+    count = kept_counts(graph, n, density=density, **kwargs)
+    check_counts([(count[p], n, exact.get(p, 0.)) for p in places(graph)])
+
+@pytest.mark.parametrize('n', [2000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name, density', [('six', .3), ('convs', .4)])
+def test_frequencies_against_a_slow_simulation(name, density, n):
+    "6-8-8-4 and two convolutions: as many runs of both samplers. Given how often both together keep a weight, the share of one is hypergeometric."
+    _, graph, net, _ = build(name)
+    law, rng, slow, target = Law(net), random.Random(0), Counter(), round(density*graph.total)
+    for _ in range(n): slow.update(law.prune(target, rng)[0])
+    fast = kept_counts(graph, n, density=density)
+    k, total = np.array([(fast[p], fast[p] + slow[p]) for p in places(graph)]).T
+    tail = np.minimum(hypergeom.cdf(k, 2*n, total, n), hypergeom.sf(k - 1, 2*n, total, n))*2
+    assert tail.min()*len(k) > 1e-5
+
+@runs
+@pytest.mark.parametrize('name', ['six', 'convs'])
+def test_first_walks_against_exact_probabilities(name, n):
+    "What the first 12 and the first 20 walks hold, whatever the number of walks drawn."
+    _, graph, net, _ = build(name)
+    law, count = Law(net), {12: Counter(), 20: Counter()}
+    for seed in range(n):
+        order = walk_order(graph, .5, seed=seed)
+        for walks in count:
+            count[walks].update((name, i) for name, o in order.order.items()
+                                for i in ((o >= 0) & (o < walks)).view(-1).nonzero().view(-1).tolist())
+    for walks, c in count.items():
+        exact = law.after(walks)
+        check_counts([(c[p], n, exact.get(p, 0.)) for p in places(graph)])
+
+# --- stopping, seeds, order ---------------------------------------------------------------------------------------------
+
+def memory_places(masks, graph):
+    "{(parameter, place in its memory)} of kept weights."
+    out = set()
+    for name, p in graph.params.items():
+        flat = torch.zeros(p.numel(), dtype=torch.bool)
+        flat.as_strided(p.shape, p.stride()).copy_(masks[name])
+        out |= {(name, i) for i in flat.nonzero().view(-1).tolist()}
+    return out
+
+def replay(graph, target, seed, granularity='weight', masks=None, **kwargs):
+    "Prune by taking one walk after the other: the places held, the walks taken, and what was held before the last."
+    held, walk, before = set(), 0, set()
+    kernels = defaultdict(dict)
+    if granularity == 'kernel':
+        for layer in graph.layers:
+            ok = layer.pick(masks[layer.name] if masks is not None else torch.ones(layer.param.shape, dtype=torch.bool))
+            for g, o, i in itertools.product(*map(range, layer.size[:3])):
+                whole = [layer.index(g, o, i, k) for k in range(layer.size[3])]
+                kept = {(layer.name, int(at)) for k, at in enumerate(whole) if ok[g, o, i, k]}
+                for at in whole: kernels[layer.name].setdefault(int(at), set()).update(kept)
+    def conserved(name, at): return {(name, at)} if granularity == 'weight' else kernels[name][at]
+    while len(held) < target:
+        before = set(held)
+        for path in one_walk(graph, walk, seed, masks, **kwargs): held |= conserved(*path) if path[0] in graph.params else set()
+        walk += 1
+    return held, walk, before
+
+def one_walk(graph, t, seed, masks, **kwargs):
+    walker = _Walker(graph, masks, **kwargs)
+    for i, _, g, o, c, k in walker.visits(t, 1, seed):
+        layer = graph.nodes[i]
+        yield layer.name, int(layer.index(g, o, c, k))
+
+choices = [{}, dict(power=-1), dict(power=0, fork='weight'), dict(power=2, direction='backward'), dict(direction='forward'),
+           dict(granularity='kernel'), dict(granularity='kernel', power=-1)]
+
+@pytest.mark.parametrize('kwargs', choices)
+@pytest.mark.parametrize('name', ['convs', 'fork', 'grouped', 'shared', 'outputs'])
+def test_smallest_number_of_whole_walks(name, kwargs):
+    _, graph, _, masks = build(name, masks=True)
+    if graph.live(masks).sum() == 0: masks = None
+    most = sum(int(m.sum()) for m in walks_module._reachable(_Walker(graph, masks, **kwargs)).values())
+    for target in {1, most // 4 + 1, most // 2 + 1, 3*most // 4 + 1}:
+        held, n, before = replay(graph, target, 7, masks=masks, **kwargs)
+        order = walk_order(graph, kept=most - 1, seed=7, masks=masks, **kwargs)
+        assert order.walks(kept=target) == n and len(before) < target <= len(held)
+        for got in order.masks(kept=target), phew(graph, kept=target, seed=7, masks=masks, **kwargs):
+            assert memory_places(got, graph) == held and got.kept == len(held)
+
+def is_within(a, b): return all(bool((a[n] <= b[n]).all()) for n in a)
+
+@pytest.mark.parametrize('kwargs', [{}, dict(granularity='kernel'), dict(power=2, skips=True, fork='weight')])
+def test_nested_and_the_same_from_one_order(kwargs):
+    graph = trace(resnet20(10, width=.5, seed=0), (3, 32, 32))
+    order, last = walk_order(graph, .512, seed=3, **kwargs), None
+    longest = len(graph.layers)*(1 if 'granularity' not in kwargs else 9)
+    for k in range(18, 2, -1):
+        masks = order.masks(.8**k)
+        assert masks.total == graph.total and 0 <= masks.kept - round(.8**k*graph.total) < longest
+        assert last is None or is_within(last, masks)
+        last = masks
+        if k in (18, 10, 3): assert masks == phew(graph, .8**k, seed=3, **kwargs)
+    for name, o in order.order.items():
+        assert o.dtype == torch.int32 and o.shape == graph.params[name].shape and -1 <= int(o.min()) and int(o.max()) < order.n_walks
+    assert int(order.new.sum()) == sum(int((o >= 0).sum()) for o in order.order.values())
+    first = torch.cat([o[o >= 0] for o in order.order.values()])
+    assert torch.equal(torch.bincount(first.long(), minlength=order.n_walks), order.new)
+
+def test_batches_and_threads_change_nothing(monkeypatch):
+    model = resnet20(10, width=.5, seed=0)
+    graph, rng = trace(model, (3, 32, 32)), random.Random(0)
+    for kwargs in {}, dict(granularity='kernel'), dict(power=-1), dict(fork='weight', skips=True):
+        expected = walk_order(graph, .1, seed=1, **kwargs)
+        for batch in lambda *a: 1 + rng.randrange(40), lambda *a: 5000:
+            with monkeypatch.context() as m:
+                m.setattr(walks_module, '_batch', batch)
+                assert_same_order(walk_order(graph, .1, seed=1, **kwargs), expected)
+    expected, threads = walk_order(trace(vgg19(10, width=.5, seed=0), (3, 32, 32)), .05, seed=1), torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        assert_same_order(walk_order(trace(vgg19(10, width=.5, seed=0), (3, 32, 32)), .05, seed=1), expected)
+    finally: torch.set_num_threads(threads)
+
+def assert_same_order(a, b):
+    assert torch.equal(a.new, b.new) and all(torch.equal(a.order[n], b.order[n]) for n in b.order)
+
+def states():
+    return torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+
+def test_global_random_state_is_neither_read_nor_changed():
+    model, before = resnet20(10, width=.25, seed=0), states()
+    masks = phew(model, .1, (3, 32, 32), seed=4)
+    walk_order(model, .3, (3, 32, 32)), expected_walks(model, .3, (3, 32, 32)), expected_visits(model, (3, 32, 32))
+    after = states()
+    assert torch.equal(before[0], after[0]) and (before[1] == after[1]).all() and before[2] == after[2]
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    assert phew(model, .1, (3, 32, 32), seed=4) == masks
+
+def test_seeds():
+    graph = trace(mlp((20, 30, 10), seed=0), (20,))
+    a = phew(graph, .2, seed=5)
+    assert a == phew(graph, .2, seed=5) == phew(graph, .2, seed=np.int64(5)) and a != phew(graph, .2, seed=6)
+    assert len({phew(graph, .2, seed=s) for s in (0, 1, -1, 2**31, 2**63, 2**64 - 3)}) == 6
+    gen = lambda: torch.Generator().manual_seed(5)
+    g = gen()
+    assert phew(graph, .2, seed=g) == phew(graph, .2, seed=gen()) != phew(graph, .2, seed=g)
+    for seed in None, 1.5, '1', True, [1]:
+        with pytest.raises(TypeError, match='seed must be an integer'): phew(graph, .2, seed=seed)
+    model, size = copy.deepcopy(graph), None # a graph copies
+    assert phew(model, .2, seed=5) == a
+
+def by_formula(model):
+    "Weights that no library draws."
+    rng = random.Random(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim > 1: p.copy_(torch.tensor([rng.random() + rng.random() - 1 for _ in range(p.numel())]).view(p.shape))
+    return model
+
+stored = {
+    'mlp': (lambda: mlp((20, 30, 10)), (20,), .1, {}, '4a4e64762880c650'),
+    'mlp, bias and bn': (lambda: mlp((20, 30, 30, 10), bn=True), (20,), .2, dict(power=2), '4e57c6a069eb8a73'),
+    'resnet20': (lambda: resnet20(10), (3, 32, 32), .05, {}, '08250fd639a07819'),
+    'resnet20, inverse': (lambda: resnet20(10), (3, 32, 32), .05, dict(power=-1), 'd46e7e5668976921'),
+    'resnet20, skips': (lambda: resnet20(10), (3, 32, 32), .05, dict(skips=True, fork='weight'), '56ff628395517996'),
+    'resnet20, kernels': (lambda: resnet20(10), (3, 32, 32), .05, dict(granularity='kernel'), 'f17a5b66acef6c6c'),
+    'resnet20, uniform, backward': (lambda: resnet20(10), (3, 32, 32), .05, dict(power=0, direction='backward'), '3730e15fc6e4b859'),
+    'vgg19': (lambda: vgg19(100, width=.25), (3, 32, 32), .028, {}, 'a313645c7bc8f40f'),
+    'convs': (lambda: convs()[0], (2, 4, 4), .5, dict(power=.5), '6bb4417fb2311006'),
+    'dense block': (lambda: dense_block()[0], (2, 3), .5, {}, '18e219cbf09d82fc'),
+    'slots': (lambda: flat()[0], (1, 1, 4), .5, {}, '771474c83829b299'),
+}
+
+@pytest.mark.parametrize('name', stored)
+def test_masks_stay_what_they_were(name):
+    "Masks of a seed are a promise: if this fails, the change log must say so."
+    model, size, density, kwargs, expected = stored[name]
+    assert phew(by_formula(model()), density, size, seed=1, **kwargs).hash()[:16] == expected
