@@ -309,6 +309,13 @@ def _in_double(model, masks):
     values = {name: t.double() if t.is_floating_point() else t for name, t in values.items()}
     return {name: t*masks[name].to(t.device) if name in masks else t for name, t in values.items()}, masks
 
+def _call(model, values, x):
+    "The flattened output of a model with these parameters (a shared one by its first name) and buffers."
+    first = {id(p): name for name, p in model.named_parameters()}
+    shared = {f'{path}.{own}'.lstrip('.'): values[first[id(p)]] for path, module in model.named_modules()
+              for own, p in module.named_parameters(recurse=False, remove_duplicate=False)}
+    return functional_call(model, values | shared, (x,), tie_weights=False).flatten()
+
 def tangents(model: nn.Module, # run in evaluation mode and in float64; left as it was
              x: Tensor,        # (N, ...) examples
              masks=None,       # parameter name -> boolean tensor; None: the model's own, if any
@@ -317,7 +324,7 @@ def tangents(model: nn.Module, # run in evaluation mode and in float64; left as 
     "The Jacobian of the network's outputs by its parameters."
     values, masks = _in_double(model, masks)
     names = list(params) if params is not None else [name for name, _ in model.named_parameters()]
-    run = lambda moving: functional_call(model, values | moving, (x.double(),)).flatten()
+    run = lambda moving: _call(model, values | moving, x.double())
     with _evaluating(model), torch.enable_grad():
         rows = torch.func.jacrev(run)({name: values[name] for name in names})
     kept = {name: rows[name]*masks[name].to(rows[name].device) if name in masks else rows[name] for name in names}
@@ -347,7 +354,7 @@ class _Gates(TorchFunctionMode):
     def run(self, model, values, x, first=False):
         "The flattened output with these parameters and buffers."
         self.at = None if first else 0
-        with self: return functional_call(model, values, (x,)).flatten()
+        with self: return _call(model, values, x)
 
 # %% ../nbs/24_metrics.ipynb #69bb728d
 def _subsets(used, alone):
@@ -386,5 +393,5 @@ def data_jacobian(model: nn.Module, # a ReLU network without biases and normalis
         J = _switched(model, x, paths, gates, values)
     if not torch.allclose(J @ paths.products, outputs, rtol=1e-8, atol=1e-10*float(outputs.abs().max())):
         raise ValueError("the network's output is not the sum over its paths: it has biases, normalisation, an "
-                         "activation other than ReLU, or paths were left out")
+                         "activation other than ReLU, or paths that differ only in how often they use a weight")
     return J
