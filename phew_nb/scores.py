@@ -147,9 +147,16 @@ def _per_layer(scores, counts):
 # %% ../nbs/21_scores.ipynb #a088fbb7
 def _task(model, input_size, density, kept):
     "The graph, the number of weights to keep, and the masks that the model has already."
-    with torch.inference_mode(False): graph = as_graph(input_size if isinstance(input_size, PathGraph) else model, input_size)
-    masks = None if isinstance(model, PathGraph) else Masks.of(model)
-    return graph, n_kept(graph.total, density, kept), masks or {}
+    with torch.inference_mode(False), torch.autocast('cpu', enabled=False), torch.autocast('cuda', enabled=False):
+        graph = as_graph(input_size if isinstance(input_size, PathGraph) else model, input_size)
+    masks = (None if isinstance(model, PathGraph) else Masks.of(model)) or {}
+    k, left = n_kept(graph.total, density, kept), _count_left(graph, masks)
+    if k > left: raise ValueError(f"only {left:,} weights may be kept, by the masks that the model has; {k:,} were asked for")
+    return graph, k, masks
+
+def _count_left(graph, masks):
+    "Number of weights that may be kept."
+    return sum(int(masks[name].sum()) if name in masks else p.numel() for name, p in graph.params.items())
 
 def _note(masks, graph):
     "The masks, after a warning where a layer has lost all its weights, or no path is left."
@@ -424,10 +431,6 @@ def iter_snip(model:nn.Module,       # the network
             masks = top_k(_snip(model, params, dl, loss, signed), n, among=masks)
             for name, p in params.items(): p.data = p.data.masked_fill(~masks[name].to(p.device), 0)
     return _note(masks, graph)
-
-def _count_left(graph, masks):
-    "Number of weights that may be kept."
-    return sum(int(masks[name].sum()) if name in masks else p.numel() for name, p in graph.params.items())
 
 # %% ../nbs/21_scores.ipynb #aa5ee530
 def _temperature(given, batch):

@@ -64,27 +64,41 @@ def _ones(net, graph, input_size):
     if not example: raise ValueError("this graph does not know the size of its inputs: give input_size instead, or use spatial=False")
     return tuple(torch.ones_like(x) if x.is_floating_point() else x for x in example)
 
-def _balance(net, s):
-    "Take the balanced weights of a network."
-    for name, view in s.views.items():
-        view.data.copy_(net.weights[name].detach())
-        if s.factor is not s.theta and name in net.exponents: s.factors[name].mul_(_pow2(net.exponents[name]))
+def _balance(model, graph, s, power):
+    "The linearised network with balanced weights, which become those of `s`."
+    alive = s.split(s.alive)
+    net = linearised(model, power, s.theta.dtype, alive, graph)
+    for name, p in s.params.items():
+        s.views[name].data.copy_(net.weights[name].detach())
+        if s.factor is s.theta: continue
+        s.factors[name].copy_(p.detach().abs()*alive[name])
+        if name in net.exponents: s.factors[name].mul_(_pow2(net.exponents[name]).to(s.factor))
+    return net
 
-def _by_pixels(model, graph, s, power, masks, input_size):
-    "A function: the derivatives of the linearised network by its weights."
-    if isinstance(model, PathGraph): raise TypeError(
-        "spatial=True runs the network: give the network itself as model, and its graph as input_size, or use spatial=False")
-    net, names = linearised(unwrapped(model), power, s.theta.dtype, masks or None), list(s.views)
-    inputs = _ones(net, graph, input_size)
-    try: net.total(*inputs)
-    except OverflowError:
-        net = linearised(unwrapped(model), power, s.theta.dtype, masks or None, graph)
-        _balance(net, s)
-    net.weights.update(s.views)
-    def gradients():
-        grads = torch.autograd.grad(net.total(*inputs), list(s.views.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(names, grads))
-    return gradients
+# %% ../nbs/22_synflow.ipynb #ee9777ae
+class _ByPixels:
+    "Called, it gives the derivatives of the linearised network by its weights; balances the network when it must."
+    def __init__(self, model, graph, s, power, masks, input_size):
+        if isinstance(model, PathGraph): raise TypeError(
+            "spatial=True runs the network: give the network itself as model, and its graph as input_size, or use spatial=False")
+        self.model, self.graph, self.s, self.power = unwrapped(model), graph, s, power
+        self.net = linearised(self.model, power, s.theta.dtype, masks or None)
+        self.inputs, info = _ones(self.net, graph, input_size), torch.finfo(s.theta.dtype)
+        self.low, self.high = info.tiny**.5, info.max**.5
+
+    def total(self):
+        self.net.weights.update(self.s.views)
+        try: return self.net.total(*self.inputs)
+        except OverflowError: return torch.tensor(torch.inf)
+
+    def __call__(self):
+        total = self.total()
+        if not self.low < total < self.high:
+            self.net = _balance(self.model, self.graph, self.s, self.power)
+            total = self.total()
+        if not total.isfinite(): raise OverflowError(f"the sum over all paths leaves the range of {self.s.theta.dtype}: use spatial=False")
+        grads = torch.autograd.grad(total, list(self.s.views.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(self.s.views, grads))
 
 # %% ../nbs/22_synflow.ipynb #40f1f933
 class _Given(_Edges):
@@ -132,7 +146,7 @@ def _prune(model, density, input_size, kept, iterations, spatial, skips, dtype, 
     device = next(iter(graph.params.values())).device if spatial else 'cpu'
     s = _Strengths(graph, masks, power, squared, dtype if spatial else torch.float64, device)
     steps = steps_down(_count_left(graph, masks), k, iterations)
-    gradients = _by_pixels(model, graph, s, power, masks, input_size) if spatial else _by_paths(graph, s, power, skips)
+    gradients = _ByPixels(model, graph, s, power, masks, input_size) if spatial else _by_paths(graph, s, power, skips)
     return _note(_flow_steps(graph, s, steps, gradients, watch), graph)
 
 def synflow(model,                # a network; with `spatial=False` its `PathGraph` will do

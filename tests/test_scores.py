@@ -64,6 +64,7 @@ look = dict(snip=snip, iter_snip=lambda *a, **k: iter_snip(*a, iterations=3, **k
 def run(method, model, density=.3, size=(6,), dl=None, **kwargs):
     "Prune, few steps where there are many."
     steps = dict(iterations=3) if method in ('iter_snip', 'synflow', 'synflow_l2') else {}
+    if method.startswith('synflow') and isinstance(model, Recurrent): steps['spatial'] = False
     return prune(model, method, density, size, dl=data() if dl is None else dl, **steps, **kwargs)
 
 # --- nothing is left behind ---------------------------------------------------------------------------------------------
@@ -313,7 +314,7 @@ def test_masked_weights_are_never_kept_again(method):
     first = random_pruning(model, .5, (6,), seed=5).keep(model)
     second = run(method, model, .2)
     assert second <= first and second.kept == round(.2*first.total) and Masks.of(model) == first
-    with pytest.raises(ValueError, match='may be kept|do not fit'): run(method, model, .6)
+    with pytest.raises(ValueError, match='may be kept'): run(method, model, .6)
 
 def test_masks_still_hold_in_training_after_scoring():
     model = build('plain').half()
