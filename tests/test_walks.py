@@ -2,7 +2,7 @@
 
 Statistical tests compare exact binomial tails with a bound divided by the number of comparisons (Bonferroni): a sampler that
 is right fails one test with probability below 1e-5. Seeds are fixed, so a test that passes once always passes. `pytest -m slow`
-runs the same tests with ten times the walks.
+runs the same tests with many more walks.
 """
 import copy, itertools, math, random, warnings
 from collections import Counter, defaultdict
@@ -292,7 +292,7 @@ def test_visits_counted(power):
 
 # --- the law of pruning -------------------------------------------------------------------------------------------------
 
-runs = pytest.mark.parametrize('n', [250, pytest.param(20_000, marks=pytest.mark.slow)])
+runs = pytest.mark.parametrize('n', [250, pytest.param(5000, marks=pytest.mark.slow)])
 
 def kept_counts(graph, n, **kwargs):
     "How often each weight is kept by `n` runs with different seeds."
@@ -484,3 +484,479 @@ def test_masks_stay_what_they_were(name):
     "Masks of a seed are a promise: if this fails, the change log must say so."
     model, size, density, kwargs, expected = stored[name]
     assert phew(by_formula(model()), density, size, seed=1, **kwargs).hash()[:16] == expected
+
+# --- real networks ------------------------------------------------------------------------------------------------------
+
+def crossed_by_all(graph):
+    "Layers without which no path is left."
+    def cut(layer): return Masks({layer.name: torch.zeros(layer.param.shape, dtype=torch.bool)})
+    return [layer.name for layer in graph.layers if not graph.live(cut(layer)).any()]
+
+def gradients(model, size, masks):
+    "Derivative of the summed outputs by each kept weight, where everything is positive: zero only off every complete path."
+    model = copy.deepcopy(model).double().eval()
+    for m in model.modules():
+        if isinstance(m, nn.modules.batchnorm._BatchNorm): m.reset_running_stats(); m.reset_parameters()
+    params = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, p in params.items():
+            if name in masks: p.copy_(masks[name].double() / p[0].numel()**.5)
+            elif name.endswith('bias'): p.zero_()
+    model(torch.ones(1, *size).double()).sum().backward()
+    return {name: params[name].grad for name in masks}
+
+@pytest.fixture(scope='module')
+def real():
+    "ResNet20 at 0.05 and VGG19 with 100 classes at 0.028: model, size, graph, density, order, masks."
+    out = {}
+    for name, model, density in (('resnet20', resnet20(10, seed=1), .05), ('vgg19', vgg19(100, seed=0), .028)):
+        graph = trace(model, (3, 32, 32))
+        order = walk_order(graph, density, seed=1)
+        out[name] = SimpleNamespace(model=model, size=(3, 32, 32), graph=graph, density=density, order=order, masks=order.masks(density))
+    return out
+
+both = pytest.mark.parametrize('name', ['resnet20', 'vgg19'])
+
+@both
+def test_real_networks_keep_whole_paths(real, name):
+    r = real[name]
+    over = r.masks.kept - round(r.density*r.graph.total)
+    assert 0 <= over < len(r.graph.layers) and r.order.walks(r.density) == r.order.n_walks
+    live = r.graph.live(r.masks)
+    for layer in r.graph.layers:
+        kept = layer.pick(r.masks[layer.name]).any(-1)
+        assert live[layer.dst][:, :, None].expand_as(kept)[kept].all() and live[layer.src][:, None].expand_as(kept)[kept].all()
+    grads = gradients(r.model, r.size, r.masks)
+    assert all(bool((grads[n][m] > 0).all()) for n, m in r.masks.items())
+
+@both
+def test_no_layer_that_every_path_crosses_is_empty(real, name):
+    r = real[name]
+    must, held = crossed_by_all(r.graph), {n: int(m.sum()) for n, m in r.masks.items()}
+    shortcuts = [n for n in held if 'shortcut' in n]
+    assert len(shortcuts) == (2 if name == 'resnet20' else 0)
+    beside = {f'stage{s}.0.{n}.conv.weight' for s in (2, 3) for n in ('conv1', 'conv2')}
+    assert set(held) - set(must) == (set(shortcuts) | beside if name == 'resnet20' else set())
+    assert all(held[n] for n in must)
+    for walks in 1, 2, 5: # nor at very low density
+        first = {n: (o >= 0) & (o < walks) for n, o in r.order.order.items()}
+        assert all(first[n].any() for n in must)
+
+@both
+def test_width(real, name):
+    "The paper's claim that every unit stays: true for VGG19 at 0.028; for ResNet20 at 0.05 up to a channel or two of a shortcut."
+    r = real[name]
+    missing = {n: len(m) - w for (n, m), w in zip(r.masks.items(), r.masks.widths.values()) if w < len(m)}
+    if name == 'vgg19': assert not missing and r.graph.live(r.masks).all()
+    else: assert sum(missing.values()) <= 3 and all('shortcut' in n for n in missing)
+
+@pytest.mark.slow
+def test_width_of_resnet20():
+    graph, lost = trace(resnet20(10, seed=0), (3, 32, 32)), Counter()
+    for seed in range(40):
+        masks = phew(graph, .05, seed=seed)
+        lost.update({n: len(m) - masks.widths[n] for n, m in masks.items()})
+    lost = {n: c/40 for n, c in lost.items() if c}
+    assert sum(lost.values()) < 2 and all('shortcut' in n for n, c in lost.items() if c > .1), lost
+
+# --- edges --------------------------------------------------------------------------------------------------------------
+
+def rows_table(rows, power, holes=False, kernel=1):
+    "A table over the rows of a matrix."
+    R, n = rows.shape
+    return _Table(rows.contiguous().view(-1), (1, R, n//kernel, kernel), (0, n, kernel, 1), 0, float(power), holes)
+
+def adversarial(n=70):
+    rows = torch.zeros(9, n)
+    rows[0], rows[1] = 1e30*(1 + torch.arange(n) % 3), 1e-30*(1 + torch.arange(n) % 5)  # neighbours: huge and tiny
+    rows[2] = 1e-44*(1 + torch.arange(n) % 2)                                           # denormal
+    rows[3, n//2] = 3.                                                                  # one that is not zero
+    rows[4, ::2] = torch.arange((n + 1)//2) + 1.                                         # zeros among others
+    rows[5, 0], rows[5, -1] = 1e-10, 1e-10                                              # at both ends
+    rows[6] = torch.where(torch.arange(n) % 9 == 0, 1e8, 1.)
+    rows[7, 3:] = 1.                                                                    # row 8: zeros only
+    return rows
+
+@sizes
+@pytest.mark.parametrize('power', [1, 0, 2, -1, -.5, 3, inf, -inf])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16])
+def test_adversarial_rows(power, dtype, n):
+    for length, masked in (70, False), (64, True), (1, False), (9, True):
+        rows = adversarial(length).to(dtype)
+        if masked: rows = torch.where(torch.rand(rows.shape, generator=torch.Generator().manual_seed(0)) < .3, float('nan'), rows)
+        table, who = rows_table(rows, power, holes=masked), torch.arange(9).repeat_interleave(n)
+        entries = table.draw(who, uniforms(walk_keys(1, torch.arange(len(who))), 0)).view(9, n)
+        for row, drawn in zip(rows.double(), entries):
+            ok = ~row.isnan()
+            if not ok.any(): continue
+            x = row.abs()[ok]
+            best = x.max() if power > 0 else x.min()
+            if power == 0 or not x.any(): p = torch.ones_like(x)
+            elif abs(power) == inf or best == 0 and power < 0: p = (x == best).double()
+            else: p = (x/best)**power
+            law = torch.zeros(length, dtype=torch.double)
+            law[ok] = p/p.sum()
+            count = torch.bincount(drawn, minlength=length)
+            check_counts([(int(c), n, float(q)) for c, q in zip(count, law)], bound=1e-6)
+
+def test_the_ends_of_the_unit_interval():
+    "The smallest and the largest random number draw the first and the last weight that is not zero."
+    u = torch.tensor([0., 2.**-53, 1 - 2.**-53, 1.])
+    for power in 1, 2, .5:
+        for rows in torch.tensor([[0., 0, 1, 0, 2, 0]]), torch.tensor([[0.]*9 + [5e-324] + [0.]*9], dtype=torch.double), adversarial()[2:3]:
+            table = rows_table(rows, power)
+            some = rows[0].nonzero().view(-1)
+            drawn = table.draw(torch.zeros(4, dtype=torch.long), u.double())
+            assert set(drawn.tolist()) <= set(some.tolist()) and drawn[0] == some[0] and drawn[3] == some[-1]
+
+def plain(*sizes, seed=0):
+    "An MLP without biases, weights of mixed sign."
+    return mlp(sizes, bias=False, seed=seed)
+
+def weights(model): return [p for p in model.parameters() if p.ndim > 1]
+
+def test_a_zero_initialised_layer_is_drawn_uniformly():
+    model = plain(6, 8, 8, 4)
+    with torch.no_grad(): weights(model)[1].zero_()
+    for power in 1, 2, -1, inf, .5: assert phew(model, .4, (6,), power=power, kept=None).density < .5
+    assert phew(model, 1., (6,)).density == 1 and walk_order(model, 1., (6,)).density == 1
+    order = walk_order(model, 1., (6,), seed=1)
+    first = order.order[list(order.order)[1]].double().argsort(0) # no row or column is preferred
+    assert len(set(first.view(-1).tolist())) == 8
+
+def test_weights_of_zero_are_never_drawn():
+    model = plain(10, 12, 12, 5)
+    zeros = {n: torch.rand(p.shape, generator=torch.Generator().manual_seed(0)) < .3 for n, p in model.named_parameters()}
+    with torch.no_grad():
+        for n, p in model.named_parameters(): p[zeros[n]] = 0
+    for power in 1, .5, 2, 5, inf:
+        order = walk_order(model, .3, (10,), power=power)
+        assert all(bool((o[zeros[n]] < 0).all()) for n, o in order.order.items())
+
+@pytest.mark.parametrize('power', [1, 0, 2, -1, .5, inf, -inf])
+@pytest.mark.parametrize('make', [lambda: (plain(10, 12, 12, 5), (10,)), lambda: (resnet20(10, width=.25, seed=0), (3, 16, 16))])
+def test_masked_models(make, power):
+    "Masked weights are never drawn, and PHEW composes with itself."
+    model, size = make()
+    before = phew(model, .4, size, seed=1)
+    before.apply(model)
+    for kwargs in {}, dict(granularity='kernel'), dict(fork='weight'), dict(skips=True):
+        masks = phew(model, .2, size, seed=2, power=power, **kwargs)
+        assert is_within(masks, before) and masks.total == before.total
+        if abs(power) != inf: assert masks.kept >= round(.2*masks.total)
+    if abs(power) == inf: return
+    if power in (0, .5, 1): assert phew(model, kept=before.kept, input_size=size, power=power) == before # all that can be reached
+    with pytest.raises(ValueError, match='at most'): phew(model, .41, size, power=power)
+
+def test_masks_of_the_model_are_used_everywhere():
+    model, size = plain(10, 12, 12, 5), (10,)
+    before = phew(model, .4, size)
+    before.apply(model)
+    graph = trace(model, size)
+    for f in (lambda m, *a, **k: expected_walks(m, .2, *a, **k), lambda m, *a, **k: expected_visits(m, *a, **k).tolist(),
+              lambda m, *a, **k: draw_paths(m, 20, *a, **k)):
+        assert f(model, size, power=0) == f(graph, masks=before, power=0) != f(graph, masks=Masks.dense(graph.params), power=0)
+
+def test_masked_weights_of_any_size():
+    "What is masked may hold any number: the mask counts, not the value."
+    model = plain(6, 8, 8, 4)
+    graph = trace(model, (6,))
+    masks = some_masks(graph)
+    expected = phew(graph, .3, seed=1, masks=masks)
+    with torch.no_grad():
+        for n, p in graph.params.items(): p[~masks[n]] = 1e30
+    assert phew(graph, .3, seed=1, masks=masks) == expected
+
+def test_nan_and_infinity_are_refused():
+    for bad in float('nan'), inf, -inf:
+        model = plain(6, 8, 4)
+        name, p = list(model.named_parameters())[1]
+        with torch.no_grad(): p[1, 2] = bad
+        for f in phew, walk_order, expected_walks:
+            with pytest.raises(ValueError, match=f"'{name}' hold 1 values that are NaN or infinite"): f(model, .5, (6,))
+    half = plain(300, 300, 300).half()
+    with torch.no_grad(): weights(half)[0].fill_(60000.) # sums overflow in half precision, values do not
+    assert phew(half, .1, (300,)).density >= .1
+
+@pytest.mark.parametrize('density', [0, -.1, -1, 1.0001, 5, float('nan'), inf, None, '0.5', True])
+def test_bad_densities(density):
+    for f in phew, walk_order:
+        with pytest.raises((ValueError, TypeError), match='density'): f(plain(6, 8, 4), density, (6,))
+
+def test_bad_choices():
+    model = plain(6, 8, 4)
+    for kwargs, word in (dict(power='1'), 'power'), (dict(power=None), 'power'), (dict(power=float('nan')), 'power'), \
+            (dict(fork='both'), 'fork'), (dict(direction='up'), 'direction'), (dict(granularity='filter'), 'granularity'), \
+            (dict(kept=5), 'density= or kept='):
+        for f in phew, walk_order:
+            with pytest.raises(ValueError, match=word): f(model, .5, (6,), **kwargs)
+    for kept in 0, -1, 81, 1.5:
+        with pytest.raises((ValueError, TypeError), match='kept'): phew(model, input_size=(6,), kept=kept)
+    with pytest.raises(TypeError): phew(model, .5, (6,), powr=1)
+    with pytest.raises(ValueError, match='input_size'): phew(model, .5, (7,))
+    order = walk_order(model, .3, (6,))
+    with pytest.raises(ValueError, match='max_density'): order.masks(.9)
+
+def test_out_of_reach():
+    "The message names the largest density and the layers; the number is exact."
+    model = plain(6, 8, 8, 4)
+    first, second, third = weights(model)
+    with torch.no_grad(): second[:, 2] = 0; second[5, 5] = 0; third[:, 0] = 0; third[0, 0] = 1
+    # unit 2 of the first hidden layer has no way out but its zeros; the walk that comes there draws one of them
+    with pytest.raises(ValueError, match=r"walks can hold 140 of 144 weights at most \(density 0.972222\), not 144.*'head.weight' 0.9062"):
+        phew(model, 1., (6,))
+    assert phew(model, kept=140, input_size=(6,)).kept == 140
+    with pytest.raises(ValueError, match='140 of 144'): phew(model, kept=141, input_size=(6,))
+
+def test_disconnected_units():
+    model = plain(6, 8, 8, 4)
+    graph = trace(model, (6,))
+    masks = Masks.dense(graph.params)
+    a, b, c = masks.values()
+    a[3], b[:, 5], c[:, 1], a[:, 0] = False, False, False, False # no way in, no way out, no way out, an input nobody reads
+    live = graph.live(masks)
+    reach = sum(int((live[l.dst[0]][:, None] & live[l.src[0]] & m).sum()) for l, m in zip(graph.layers, masks.values()))
+    got = phew(graph, kept=reach, masks=masks)
+    assert got.kept == reach and not got['hidden1.linear.weight'][5].any() and not got['hidden2.linear.weight'][1].any()
+    with pytest.raises(ValueError, match=f'can hold {reach} of 144'): phew(graph, kept=reach + 1, masks=masks)
+    c[:] = False
+    with pytest.raises(ValueError, match='no input is connected to an output'): phew(graph, .1, masks=masks)
+
+def test_density_one_and_all_but_one():
+    graph = trace(plain(6, 8, 4), (6,))
+    for kwargs in {}, dict(granularity='kernel'), dict(power=0, direction='forward'):
+        assert phew(graph, 1., **kwargs).density == 1 == walk_order(graph, 1., **kwargs).density
+        assert phew(graph, kept=graph.total - 1, **kwargs).kept == graph.total - 1
+
+def test_a_tiny_network_where_one_walk_overshoots():
+    graph = trace(plain(2, 3, 3, 3, 2), (2,))
+    masks = phew(graph, .01)
+    assert masks.kept == 4 and walk_order(graph, .01).n_walks == 1 and graph.live(masks).sum() == 5
+    assert phew(trace(plain(1, 1), (1,)), .5).kept == 1
+
+def test_one_layer():
+    for model, size in (nn.Linear(5, 4), (5,)), (nn.Conv2d(3, 4, 3), (3, 5, 5)):
+        for granularity in 'weight', 'kernel':
+            masks = phew(model, .3, size, granularity=granularity)
+            assert 0 <= masks.kept - round(.3*masks.total) < (1 if granularity == 'weight' else 9)
+
+def test_greedy():
+    "Greedy walks have few paths: their union, with a warning."
+    model = plain(10, 12, 12, 5)
+    graph = trace(model, (10,))
+    a, b, c = (w.abs() for w in weights(model))
+    union = {n: torch.zeros(p.shape, dtype=torch.bool) for n, p in graph.params.items()}
+    for start in range(10):
+        unit = start
+        for w, m in zip((a, b, c), union.values()): m[w[:, unit].argmax(), unit] = True; unit = int(w[:, unit].argmax())
+    for start in range(5):
+        unit = start
+        for w, m in zip((c, b, a), reversed(union.values())): m[unit, w[unit].argmax()] = True; unit = int(w[unit].argmax())
+    union = Masks(union)
+    with pytest.warns(UserWarning, match=f'they hold {union.kept:,} weights, not {round(.9*graph.total)}'): masks = phew(graph, .9, power=inf)
+    assert masks == union
+    with pytest.warns(UserWarning, match='they hold'): assert phew(graph, 1., power=inf) == union
+    with pytest.warns(UserWarning, match='they hold'): order = walk_order(graph, .9, power=inf)
+    assert order.masks(.5) == union and is_within(order.masks(.02), union) and order.masks(.02).kept < 15
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert phew(graph, kept=union.kept, power=inf) == union
+
+def test_hopeless_densities_end():
+    "Weights whose probability is next to zero are not waited for."
+    model = plain(20, 20, 20)
+    with torch.no_grad():
+        for p in weights(model): p[:, 2:] *= 1e-12; p[2:] *= 1e-12
+    with pytest.raises(ValueError, match='walks can hold .* of 800 weights at most .* below 2e-10 for a walk'): phew(model, .5, (20,))
+
+def test_zero_branches_by_weight():
+    "Under fork='weight' a branch of zeros has no mass, so walks never take it, and it is out of reach."
+    model, graph, net, _ = build('fork')
+    with torch.no_grad(): model.short.weight.zero_()
+    assert not phew(graph, .7, fork='weight')['short.weight'].any()
+    with pytest.raises(ValueError, match='14 of 20.*short.weight'.replace('14 of 20', f'{graph.total - 4} of {graph.total}')):
+        phew(graph, 1., fork='weight')
+    assert phew(graph, 1.).density == 1
+
+def test_shared_weights_repeated_in_one_layer():
+    "Weights that stand in a layer several times count once."
+    class Mix(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.channels = nn.Linear(4, 4, bias=False), nn.Linear(6, 6, bias=False)
+        def forward(self, x): return self.channels(self.tokens(x).transpose(1, 2)).mean(1)
+    model = Mix()
+    with torch.no_grad(): model.tokens.weight[0, 1] = 0; model.channels.weight[2, 3] = 0
+    graph = trace(model, (6, 4))
+    assert phew(graph, kept=50).kept == 50
+    with pytest.raises(ValueError, match='50 of 52'): phew(graph, kept=51)
+    wide = Fn(lambda s, x: F.conv2d(x, s.w.expand(8, 2, 3, 3)).mean((2, 3)), w=nn.Parameter(torch.randn(1, 2, 3, 3)))
+    assert phew(wide, 1., (2, 5, 5)).kept == 18 and phew(wide, .5, (2, 5, 5)).kept == 9
+
+def test_kept_dense_layers():
+    model = plain(6, 8, 8, 4)
+    graph = trace(model, (6,), keep_dense=('head', 'hidden1.*'))
+    order = walk_order(graph, .3, seed=1)
+    assert list(order.order) == ['hidden2.linear.weight'] and order.total == 64 and order.masks(.3).kept == 19
+    held, n, _ = replay(graph, 19, 1)
+    assert memory_places(order.masks(.3), graph) == held and order.n_walks == n
+    assert phew(graph, 1.).density == 1
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64])
+def test_precisions(dtype):
+    model = resnet20(10, width=.25, seed=0)
+    low = copy.deepcopy(model).to(dtype)
+    for kwargs in {}, dict(power=-1), dict(power=.5), dict(power=inf), dict(granularity='kernel'):
+        same = copy.deepcopy(low).float() # the same values in single precision
+        assert phew(low, .1, (3, 16, 16), seed=1, **kwargs) == phew(same, .1, (3, 16, 16), seed=1, **kwargs)
+
+def test_memory_layouts():
+    model = resnet20(10, width=.25, seed=0)
+    other = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    assert not dict(other.named_parameters())['stem.conv.weight'].is_contiguous()
+    for kwargs in {}, dict(power=-1), dict(granularity='kernel'):
+        a, b = phew(model, .1, (3, 16, 16), seed=1, **kwargs), phew(other, .1, (3, 16, 16), seed=1, **kwargs)
+        assert a == b and all(m.is_contiguous() for m in b.values())
+    a.apply(other)
+    assert is_within(phew(other, .05, (3, 16, 16), seed=2, power=0), a)
+    flat = nn.Linear(6, 5)
+    flat.weight = nn.Parameter(torch.randn(6, 5).t())
+    held, _, _ = replay(trace(flat, (6,)), 9, 4)
+    assert memory_places(phew(flat, .3, (6,), seed=4), trace(flat, (6,))) == held
+
+def test_parametrized_weights():
+    "Weight normalisation: walks go by the weights that are used, masks are for the parameter behind them."
+    torch.manual_seed(0)
+    plain_net = nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6*16, 4))
+    normed = copy.deepcopy(plain_net)
+    parametrizations.weight_norm(normed[0])
+    with torch.no_grad():
+        normed[0].parametrizations.weight.original0.copy_(torch.arange(1., 7).view(6, 1, 1, 1))
+        plain_net[0].weight.copy_(normed[0].weight)
+    a, b = phew(plain_net, .2, (2, 6, 6), seed=1), phew(normed, .2, (2, 6, 6), seed=1)
+    assert set(b) == {'0.parametrizations.weight.original1', '3.weight'}
+    assert torch.equal(a['0.weight'], b['0.parametrizations.weight.original1']) and torch.equal(a['3.weight'], b['3.weight'])
+
+def test_tied_weights():
+    model, graph, net, _ = build('shared')
+    tied = Fn(lambda s, x: s.c(F.relu(s.b(F.relu(s.a(x))))), a=L(3, 3), b=L(3, 3), c=L(3, 2))
+    tied.b.weight = tied.a.weight
+    with torch.no_grad(): tied.a.weight.copy_(model.a.weight); tied.c.weight.copy_(model.b.weight)
+    a, b = phew(model, .5, (3,), seed=1), phew(tied, .5, (3,), seed=1)
+    assert list(b) == ['a.weight', 'c.weight'] and b.total == 15
+    assert torch.equal(a['a.weight'], b['a.weight']) and torch.equal(a['b.weight'], b['c.weight'])
+
+@pytest.mark.parametrize('make', [
+    lambda: (nn.Sequential(nn.Conv1d(2, 5, 3), nn.Conv1d(5, 4, 1), nn.Flatten(), nn.Linear(4*6, 3)), (2, 8)),
+    lambda: (nn.Sequential(nn.Conv3d(2, 4, (1, 2, 3)), nn.Conv3d(4, 4, 2, groups=2), nn.Flatten(), nn.Linear(32, 3)), (2, 3, 4, 5)),
+    lambda: (nn.Sequential(nn.ConvTranspose2d(2, 4, 2, stride=2), nn.Conv2d(4, 3, 1), nn.Flatten(), nn.Linear(3*16, 3)), (2, 2, 2))])
+def test_kernels_of_any_shape(make):
+    torch.manual_seed(0)
+    model, size = make()
+    graph = trace(model, size)
+    for kwargs in {}, dict(granularity='kernel'), dict(power=-1):
+        walker, target = _Walker(graph, power=kwargs.get('power', 1)), round(.3*graph.total)
+        held, n, before = replay(graph, target, 2, **kwargs)
+        order = walk_order(graph, .3, seed=2, **kwargs)
+        assert memory_places(order.masks(.3), graph) == held and order.n_walks == n and len(before) < target
+    masks = phew(graph, .3, granularity='kernel')
+    for layer in graph.layers:
+        whole = layer.pick(masks[layer.name])
+        assert torch.equal(whole.any(-1), whole.all(-1))
+
+@pytest.mark.parametrize('kwargs', [{}, dict(power=2), dict(power=-1), dict(granularity='kernel'), dict(direction='backward')])
+def test_expected_walks_are_about_right(kwargs):
+    "The mean of twenty orders is within a tenth of what was foretold (uses of a shared weight are counted together)."
+    torch.manual_seed(0)
+    recurrent = Fn(lambda s, x: s.c(F.relu(s.a(F.relu(s.a(F.relu(s.a(x))))))), a=L(20, 20), c=L(20, 10))
+    convolutional = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8*16, 5))
+    for model, size in (plain(30, 40, 40, 10), (30,)), (recurrent, (20,)), (convolutional, (3, 8, 8)):
+        graph = trace(model, size)
+        for density in .1, .5:
+            mean = np.mean([walk_order(graph, density, seed=s, **kwargs).n_walks for s in range(20)])
+            assert abs(expected_walks(graph, density, **kwargs)/mean - 1) < .1
+
+# --- random networks ----------------------------------------------------------------------------------------------------
+
+steps = st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(0, 9), st.integers(0, 11)), min_size=1, max_size=5)
+options = st.fixed_dictionaries(dict(power=st.sampled_from([1, 1, 0, 2, -1, .5, inf]), fork=st.sampled_from(['uniform', 'weight']),
+    skips=st.booleans(), direction=st.sampled_from(['both', 'forward', 'backward'])))
+
+def random_graph(channels, program, head, seed):
+    torch.manual_seed(seed)
+    try: graph = trace(Program(channels, program, head), (channels, 4, 4))
+    except TraceError: assume(False)
+    assume(sum(math.prod(l.size) for l in graph.layers) < 4000)
+    return graph
+
+def complete(law, path, forward, start):
+    "Whether the weights of a walk are a complete path from `start`, joined by nothing but what needs no weights."
+    def near(units):
+        seen, todo, end = set(units), list(units), False
+        while todo:
+            for _, weight, unit in law.moves(todo.pop(), forward):
+                if weight is None and unit == END: end = True
+                elif weight is None and unit not in seen: seen.add(unit); todo.append(unit)
+        return seen, end
+    here, end = near([start])
+    for weight in path:
+        goal = [b for u in here for _, w, b in law.moves(u, forward) if w == weight]
+        if not goal: return False
+        here, end = near(goal)
+    return end
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.integers(1, 3), steps, st.integers(0, 5), options, st.sampled_from([.02, .1, .3, .6]), st.integers(0, 99),
+       st.sampled_from(['weight', 'weight', 'kernel']))
+def test_random_networks(channels, program, head, kwargs, density, seed, granularity):
+    with torch.random.fork_rng():
+        graph = random_graph(channels, program, head, seed)
+        masks = some_masks(graph, .8, seed) if seed % 3 == 0 else None
+    if not graph.live(masks, kwargs['skips']).any():
+        with pytest.raises(ValueError, match='no input is connected'): phew(graph, density, masks=masks, **kwargs)
+        return
+    with np.errstate(all='ignore'): check_random(graph, masks, density, seed, granularity, kwargs)
+
+def check_random(graph, masks, density, seed, granularity, kwargs):
+    own = {k: v for k, v in kwargs.items() if k != 'direction'}
+    law = Law(Net.of(graph, masks), **own)
+    sides = dict(both=(True, False), forward=(True,), backward=(False,))[kwargs['direction']]
+    reach = set() # what any walk can use
+    for forward in sides:
+        for start in law.starts(forward): reach |= {w for w, p in law.visits(start, forward)[0].items() if p > 0}
+    counted = {n for n in graph.params}
+    reach = {p for p in law.conserved(reach, granularity) if p[0] in counted}
+    target, both = max(round(density*graph.total), 1), dict(kwargs, masks=masks, granularity=granularity)
+    if len(reach) < target and kwargs['power'] != inf:
+        with pytest.raises(ValueError, match=f'walks can hold {len(reach):,} of'): walk_order(graph, density, seed=seed, **both)
+        return
+    target = min(target, len(reach))
+    order = walk_order(graph, density, seed=seed, **both)
+    got = order.masks(density)
+    got_places = {(n, i) for n, m in got.items() for i in m.reshape(-1).nonzero().view(-1).tolist()}
+    # one walk after the other: whole paths, whose union stops just where it should
+    walker, held, numbers = _Walker(graph, masks, **kwargs), set(), {id(node): n for n, node in enumerate(graph.nodes)}
+    taken = [[] for _ in range(order.n_walks)]
+    for i, walks, *where in walker.visits(0, order.n_walks, seed):
+        for t, *at in zip(walks.tolist(), *(w.tolist() for w in where)): taken[t].append((i, *at))
+    for t, path in enumerate(taken):
+        start, forward = law.start(t, kwargs['direction'])
+        assert len(held) < target and complete(law, sorted(path, reverse=not forward), forward, start)
+        held |= {p for p in law.conserved(path, granularity) if p[0] in counted}
+    assert held == got_places and len(held) == got.kept >= target
+    # the same in any batches, smaller densities nested
+    old, walks_module._batch = walks_module._batch, lambda *a: 7
+    try: assert_same_order(walk_order(graph, density, seed=seed, **both), order)
+    finally: walks_module._batch = old
+    small = order.masks(density/2)
+    assert is_within(small, got) and small == phew(graph, density/2, seed=seed, **both)
+    if masks is not None: assert is_within(got, masks)
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.integers(1, 3), steps, st.integers(0, 5), options, st.integers(0, 99))
+def test_visits_in_random_networks(channels, program, head, kwargs, seed):
+    with torch.random.fork_rng():
+        graph = random_graph(channels, program, head, seed)
+        masks = some_masks(graph, .8, seed) if seed % 3 == 0 else None
+    assume(graph.live(masks, kwargs['skips']).any())
+    check_visits(graph, masks, kwargs['power'], kwargs['fork'], kwargs['skips'])
