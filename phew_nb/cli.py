@@ -178,8 +178,9 @@ examples:
   phew_compare --methods all --densities 0.05 --seeds 1
       every method, once
 
-  phew_compare --data cifar10 --model resnet20 --per-class 100 --epochs 2 --batch-size 32
-      a quick look at photographs: 100 of each class
+  phew_compare --data cifar10 --model resnet20 --per-class 100 --test-per-class 100 --densities 0.05
+               --seeds 1 --epochs 2 --batch-size 32
+      a quick look at photographs, 100 of each class
 
   phew_compare --data cifar10 --model resnet20 --methods dense,phew,synflow,snip,grasp --out cifar
       as in the paper: its 160 epochs and all 50,000 images (hours, on a GPU)
