@@ -46,7 +46,7 @@ pruners = {
     'phew_squared': partial(phew_pruning, power=2)}
 
 # %% ../nbs/25_pruners.ipynb #99d4b766
-def prune(model,              # a network; for methods without data a `PathGraph` will do
+def prune(model,              # a network; for methods that need not run it a `PathGraph` will do
           method:str,         # a name in `pruners`
           density:float=None, # fraction of weights kept, in (0, 1]
           input_size=None,    # size of one input without the batch, or the network's `PathGraph`
@@ -54,13 +54,14 @@ def prune(model,              # a network; for methods without data a `PathGraph
           loss=None,          # for methods with data: from outputs and y to a number; None: cross-entropy, or squared error
           seed=0,             # for methods with chance: a number or a `torch.Generator`
           kept:int=None,      # instead of `density`: number of weights kept
+          pruners:dict=pruners, # name -> function, such as `all_pruners`
           **kwargs,           # further arguments of the method
          ) -> Masks: # the model is not changed: `masks.apply(model)` prunes it
     "Choose the weights to keep, by a method's name."
     f = look_up(pruners, method, 'method')
     takes = inspect.signature(f).parameters
-    free = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     given = dict(input_size=input_size, dl=dl, loss=loss, seed=seed, kept=kept)
     unknown = [name for name in kwargs if name not in takes]
-    if unknown and not free: raise TypeError(f"the method '{method}' has no argument '{unknown[0]}'; its arguments are {', '.join(takes)}")
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+        raise TypeError(f"the method '{method}' has no argument '{unknown[0]}'; its arguments are {', '.join(takes)}")
     return f(model, density, **{name: value for name, value in given.items() if name in takes}, **kwargs)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .flow import Flow, Scaled, linearised, _Edges, _alone, _backward, _forward, _places, _pow2, _wide
 from .graph import Layer, PathGraph
 from .masks import Masks, unwrapped
-from .scores import _check_finite, _count_left, _note, _task, _where, highest, steps_down
+from .scores import _at, _check_finite, _count_left, _n_true, _note, _task, _where, highest, steps_down
 
 # %% ../nbs/22_synflow.ipynb #64a81f85
 class _Strengths:
@@ -21,7 +21,7 @@ class _Strengths:
         _check_finite({name: p.detach() for name, p in graph.params.items()}, 'weights')
         n = graph.total
         self.theta, self.score = torch.empty(n, dtype=dtype, device=device), torch.empty(n, dtype=dtype, device=device)
-        self.alive = torch.ones(n, dtype=torch.bool, device=device)
+        self.alive, self.places = torch.ones(n, dtype=torch.bool, device=device), None # of those that are alive, once they are few
         self.views, self.scores, alive = self.split(self.theta), self.split(self.score), self.split(self.alive)
         for name, p in graph.params.items(): self.views[name].copy_(p.detach()).abs_()
         for name in masks or {}:
@@ -38,14 +38,25 @@ class _Strengths:
         return {name: part.view(p.shape) for part, (name, p) in zip(parts, self.params.items())}
 
 # %% ../nbs/22_synflow.ipynb #10c7d8ec
+def _best(score, n):
+    "Where the `n` highest of all scores are; in pieces that stay in the cache."
+    return torch.cat(highest(list(score.split(2**18)), n))
+
 def _keep_best(s, n):
     "Keep the `n` highest scores of those that are alive; the others' weights become zero."
-    mask, left = highest([s.score], n)[0], int(s.alive.sum())
-    lost = _where(s.alive ^ mask)
-    if len(lost) != left - n: # one was chosen that was lost before
-        mask = highest([s.score.masked_fill(~s.alive, -1)], n)[0]
-        lost = _where(s.alive ^ mask)
-    s.theta[lost], s.factor[lost], s.alive = 0, 0, mask
+    if s.places is None: lost = _lost_of_all(s, n)
+    else:
+        keep = _best(_at(s.score, s.places), n)
+        lost, s.places = _at(s.places, _where(~keep)), _at(s.places, _where(keep))
+    s.alive.index_fill_(0, lost, False)
+    for flat in {id(t): t for t in (s.theta, s.factor)}.values(): flat.index_fill_(0, lost, 0)
+    if s.places is None and n < len(s.alive)/2: s.places = _where(s.alive) # from here on look at these only
+
+def _lost_of_all(s, n):
+    "Places of the weights that are lost where the `n` highest scores are kept."
+    keep = _best(s.score, n)
+    if _n_true(keep > s.alive): keep = _best(s.score.masked_fill(~s.alive, -1), n) # one was lost before
+    return _where(s.alive ^ keep)
 
 def _flow_steps(graph, s, steps, gradients, watch):
     "Prune step by step, to the numbers in `steps`; `gradients()` gives the derivatives by `s.views`."
