@@ -6,7 +6,7 @@
 __all__ = ['gmp_iterations', 'all_pruners', 'StartAt', 'Remember', 'cubic_steps', 'gradual_magnitude', 'ticket_steps', 'lottery']
 
 # %% ../nbs/31_iterative.ipynb #c40cbbc5
-import copy, math, torch
+import copy, math, torch, warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from fastai.vision.all import Callback, DataLoader, DataLoaders
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .graph import PathGraph
 from .masks import Masks, unwrapped
 from .pruners import pruners
-from .scores import _count_left, _random_kept, _task, magnitude_scores, top_k
+from .scores import _count_left, _level, _random_kept, _task, magnitude_scores, top_k
 from .training import ArrayDL, Recipe, find_recipe, quiet, sparse_learner
 
 # %% ../nbs/31_iterative.ipynb #57c1c34c
@@ -53,18 +53,19 @@ def _state(model):
 def _set_state(model, state): unwrapped(model).load_state_dict(state)
 
 # %% ../nbs/31_iterative.ipynb #20568a71
-def _train(model, dls, recipe, epochs, loss, cbs=(), **kwargs):
+def _train(model, dls, recipe, epochs, loss, own=(), **kwargs):
     "Train a network, with the masks that it remembers; returns the last row of the record."
     more = {} if loss is None else dict(loss_func=loss)
     learn = sparse_learner(dls, model, recipe=recipe, **more, **kwargs)
     if isinstance(dls.train, ArrayDL): dls.train.epoch = 0
-    with quiet(learn): learn.fit_recipe(epochs, cbs=list(cbs))
+    with quiet(learn): learn.fit_recipe(epochs, cbs=list(own))
     return learn.epoch_record.rows[-1]
 
 @contextmanager
 def _undone_if_it_fails(model, seed):
     "Random states are put back; if something is raised, the network is as well."
     state, masks, training = _state(model), Masks.of(model), {m: m.training for m in model.modules()}
+    held = any(m.__dict__['_layer_masks'].held for m in unwrapped(model).modules() if '_layer_masks' in m.__dict__)
     devices = [p.device.index for p in model.parameters() if p.device.type == 'cuda'][:1]
     try:
         with _random_kept(devices):
@@ -73,7 +74,7 @@ def _undone_if_it_fails(model, seed):
     except BaseException:
         Masks.forget(model)
         _set_state(model, state)
-        if masks is not None: masks.apply(model)
+        if masks is not None: (masks.keep if held else masks.apply)(model)
         raise
     finally:
         for m, mode in training.items(): m.training = mode
@@ -123,10 +124,16 @@ def gradual_magnitude(model:nn.Module,      # the network, trained in place
         for left in cubic_steps(_count_left(graph, masks), k, n):
             masks = _shrink(model, graph, left, scope)
             _note_row(rows, left, _train(model, dls, _finetuning(full), 1, loss, **kwargs))
-    return masks
+    return _warn_of_empty(masks)
 
 def _note_row(rows, kept, row):
     if rows is not None: rows.append(dict(kept=kept, **row))
+
+def _warn_of_empty(masks):
+    "The masks, after a warning where a layer has lost all its weights."
+    empty = [name for name, width in masks.widths.items() if width == 0]
+    if empty: warnings.warn(f"{len(empty)} of {len(masks)} layers are empty: {', '.join(empty)}", stacklevel=_level())
+    return masks
 
 # %% ../nbs/31_iterative.ipynb #0859db5a
 def ticket_steps(start:int,       # number of weights there are
@@ -135,9 +142,9 @@ def ticket_steps(start:int,       # number of weights there are
                 ) -> list: # numbers of weights after each round; the last is `k`
     "Numbers that fall from `start` to `k`, by the same fraction each round."
     if not 0 < fraction < 1: raise ValueError(f"a round must remove a fraction in (0, 1), got {fraction}")
-    steps = []
-    while not steps or steps[-1] > k: steps.append(max(k, round(start*(1 - fraction)**(len(steps) + 1))))
-    return steps
+    steps = [start]
+    while len(steps) == 1 or steps[-1] > k: steps.append(max(k, min(steps[-1] - 1, round(start*(1 - fraction)**len(steps)))))
+    return steps[1:]
 
 # %% ../nbs/31_iterative.ipynb #30174fd8
 def lottery(model:nn.Module,      # the network, trained and put back in place
@@ -161,13 +168,13 @@ def lottery(model:nn.Module,      # the network, trained and put back in place
     if not 0 <= rewind < epochs: raise ValueError(f"rewind must be an epoch of the run, 0 to {epochs-1}, got {rewind}")
     left = _count_left(graph, masks)
     with _undone_if_it_fails(model, seed):
-        early, cbs = _state(model), [Remember(rewind)] if rewind else []
+        early, own = _state(model), [Remember(rewind)] if rewind else []
         for n in ticket_steps(left, k, fraction):
-            _note_row(rows, left, _train(model, dls, recipe, epochs, loss, cbs, **kwargs))
-            if rewind and isinstance(cbs[0], Remember): early, cbs = cbs[0].state, [StartAt(rewind)]
+            _note_row(rows, left, _train(model, dls, recipe, epochs, loss, own, **kwargs))
+            if rewind and isinstance(own[0], Remember): early, own = own[0].state, [StartAt(rewind)]
             masks, left = _shrink(model, graph, n, scope), n
             _set_state(model, early)
-    return masks
+    return _warn_of_empty(masks)
 
 # %% ../nbs/31_iterative.ipynb #7caa4d27
 all_pruners = {**pruners, 'gmp': gradual_magnitude, 'lottery': lottery}
