@@ -259,9 +259,10 @@ def _check_device(device):
 
 def _rehearse(config):
     "Make the first run's data and network, and say what they are."
-    from phew_nb.experiments import config_data, config_graph, config_model
+    from phew_nb.experiments import config_data, config_model, config_size
+    from phew_nb.graph import trace
     data = config_data(config)
-    config_graph(config, config_model(config, data.input_size, data.n_out), data.input_size)
+    trace(config_model(config, data.input_size, data.n_out), config_size(config, data.input_size))
     return repr(data)
 
 def _prepared(parser, args):
@@ -272,13 +273,15 @@ def _prepared(parser, args):
         if args.device: _check_device(args.device)
         check_folder(out)
         for name in _results: check_file(out/name)
-        print(f'{args.model} on {_rehearse(configs[0])}; {len(configs)} runs into {out}', file=sys.stderr)
+        print(f'{args.model} on {_rehearse(configs[0])}; {_runs(len(configs))} into {out}', file=sys.stderr)
     return configs, out
 
+def _runs(n): return f"{n} run{'s'*(n != 1)}"
+
 def _warned(records):
-    "What the runs warned of, each once."
-    said = Counter((r['method'], r['density'], text) for r in records for text in r['warnings'])
-    for (method, density, text),n in said.items(): _note(f"{method}, density {density:g}, {n} run{'s'*(n > 1)}: {text}")
+    "What the runs warned of, in short and each once."
+    said = Counter((r['method'], r['density'], text.split(';')[0]) for r in records for text in r['warnings'])
+    for (method, density, text),n in said.items(): _note(f'{method}, density {density:g}, {_runs(n)}: {text}')
 
 def show_results(records:list, # of a comparison
                  out:Path, # the folder of results
@@ -306,7 +309,7 @@ def phew_compare(argv=None, # words; None: those of the command line
             return 130
         if records: show_results(records, out)
     failed = len(configs) - len(records)
-    if failed: print(f"{failed} of {len(configs)} runs failed: see {out/'failed.jsonl'}", file=sys.stderr)
+    if failed: print(f"{failed} of {_runs(len(configs))} failed: see {out/'failed.jsonl'}", file=sys.stderr)
     return int(failed > 0)
 
 # %% ../nbs/42_cli.ipynb #c2b947e8
@@ -402,7 +405,8 @@ def _check_prune(args, size, n_out, data):
 def pruned(args # what the parser read
           ) -> tuple: # (model, graph, masks); ValueError, OSError: what is wrong with the line
     "A network with its weights, and its masks."
-    from phew_nb.experiments import Config, config_data, config_graph, config_masks, config_model
+    from phew_nb.experiments import Config, config_data, config_masks, config_model, config_size
+    from phew_nb.graph import trace
     how = dict(method=args.method, density=args.density, seed=args.seed)
     config = Config(data=args.data or 'digits', **how, **_network(args))
     data = config_data(config) if args.data else None
@@ -410,8 +414,8 @@ def pruned(args # what the parser read
     _check_prune(args, size, n_out, data)
     model = config_model(config, size, n_out)
     if args.weights: load_weights(model, Path(args.weights))
-    graph = config_graph(config, model, size)
-    return model, graph, config_masks(config, model, graph, data)
+    size = config_size(config, size)
+    return model, trace(model, size), config_masks(config, model, size, data)
 
 # %% ../nbs/42_cli.ipynb #2ed6171c
 def _write(args, model, masks):

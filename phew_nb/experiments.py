@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['purposes', 'methods', 'need_training', 'need_data', 'records_file', 'stream', 'auto_recipe', 'Config', 'settings',
-           'run_name', 'config_data', 'config_model', 'config_graph', 'loss_of', 'config_loaders', 'config_batches',
+           'run_name', 'config_data', 'config_model', 'config_size', 'loss_of', 'config_loaders', 'config_batches',
            'config_masks', 'measures', 'both_measures', 'train', 'threads', 'run', 'append_line', 'read_records',
            'grid', 'report_failure', 'sweep', 'load_results']
 
@@ -135,12 +135,11 @@ def config_model(config:Config, # what a run is made of
     return make_model(config.model, input_size, n_out, init=config.init, seed=stream(config.seed, 'weights'), **own)
 
 # %% ../nbs/40_experiments.ipynb #3caa2d62
-def config_graph(config:Config, # what a run is made of
-                 model:nn.Module, # its network
-                 input_size:tuple, # of an example, without the batch
-                ) -> PathGraph:
-    "The network of a run as units and edges."
-    return trace(model, (math.prod(input_size),) if config.model == 'mlp' else tuple(input_size))
+def config_size(config:Config, # what a run is made of
+                input_size:tuple, # of an example of the data, without the batch
+               ) -> tuple: # of the input whose units begin the paths
+    "The input size with which the network of a run is traced."
+    return (math.prod(input_size),) if config.model == 'mlp' else tuple(input_size)
 
 # %% ../nbs/40_experiments.ipynb #17ee5573
 def loss_of(data:Data # a data set
@@ -176,12 +175,12 @@ def _given(config, data, device):
 
 def config_masks(config:Config, # what a run is made of
                  model:nn.Module, # its network, at its initial weights; methods that train change them
-                 graph:PathGraph, # of the network
+                 size:tuple, # of an input, as `config_size` says
                  data:Data|None=None, # its data; None where the method needs none
                 ) -> Masks: # of every weight that counts
     "The masks of a run."
-    if config.method == 'dense': return methods['dense'](graph)
-    given = dict(input_size=graph, seed=stream(config.seed, 'masks'))
+    if config.method == 'dense': return methods['dense'](trace(model, size))
+    given = dict(input_size=size, seed=stream(config.seed, 'masks'))
     given |= _given(config, data, next(model.parameters()).device) | config.options
     if config.method in need_training: return all_pruners[config.method](model, config.density, **given)
     return prune(model, config.method, config.density, **given)
@@ -230,9 +229,9 @@ def _outcome(config, device, checkpoint):
     "All but the frame of a record."
     start, data = time.time(), config_data(config)
     model = config_model(config, data.input_size, data.n_out).to(device)
-    graph = config_graph(config, model, data.input_size)
-    before = measures(graph)
-    masks = config_masks(config, model, graph, data)
+    size = config_size(config, data.input_size)
+    graph = trace(model, size)
+    before, masks = measures(graph), config_masks(config, model, size, data)
     sizes = dict(n_train=len(data.train), n_test=len(data.test), kept=masks.kept, total=graph.total,
                  lost=sum(masks.report(graph).lost.values()), masks=masks.hash()[:12])
     found = sizes | both_measures(before, measures(graph, masks)) | dict(seconds_pruning=time.time() - start)
