@@ -101,7 +101,7 @@ def test_flow_is_the_sum_over_every_path(kinds, seed, density, skips, zeros):
             got = by_weight[name].plain().as_strided((param.numel(),), (1,))
             assert torch.allclose(got, torch.tensor(places, dtype=torch.float64), rtol=1e-9, atol=0)
             assert close(by_layer[name], sum(places))
-            if not paths: continue
+            if not sum(products): continue
             shares = flow.shares()[name]*float(flow.total)
             assert torch.allclose(shares, by_weight[name].plain(), rtol=1e-9, atol=0)
 
