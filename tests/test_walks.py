@@ -123,6 +123,16 @@ def flat():
         return net('b.weight', [a, a, a, b, b, b])
     return Fn(run, a=nn.Conv2d(1, 2, (1, 2)), b=L(6, 2)), (1, 1, 4), write
 
+def forked_slots():
+    def run(s, x):
+        h = s.a(x)
+        return s.b(h.flatten(1)), s.c(h), s.d(h.flatten(1))
+    def write(net, x):
+        a, b = net('a.weight', x)
+        slots = [a, a, a, b, b, b]
+        return [*net('b.weight', slots), *net('c.weight', [a, b]), *net('d.weight', slots)]
+    return Fn(run, a=nn.Conv1d(1, 2, 2), b=L(6, 2), c=nn.Conv1d(2, 1, 1), d=L(6, 1)), (1, 4), write
+
 def shared():
     def run(s, x): return s.b(F.relu(s.a(F.relu(s.a(x)))))
     def write(net, x): return net('b.weight', net('a.weight', net('a.weight', x)))
@@ -146,7 +156,8 @@ def outputs():
         return [*h, *net('one.weight', h), *net('two.weight', h)]
     return Fn(run, body=L(3, 3), one=L(3, 2), two=L(3, 1)), (3,), write
 
-networks = {f.__name__: f for f in (six, convs, fork, skip, two_skips, grouped, dense_block, flat, shared, gate, outputs)}
+networks = {f.__name__: f for f in (six, convs, fork, skip, two_skips, grouped, dense_block, flat, forked_slots,
+                                   shared, gate, outputs)}
 with_skips = 'skip', 'two_skips'
 
 def zeroed(model, kind, seed=0):
