@@ -14,7 +14,7 @@ from inspect import signature
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from fastcore.basics import patch
-from .graph import Layer, PathGraph
+from .graph import Layer, PathGraph, TraceError, as_graph
 from .masks import Masks
 
 # %% ../nbs/12_flow.ipynb #a5f2505e
@@ -347,8 +347,9 @@ def _share(self: Flow, layer):
     "The share of each weight of a layer, (G, O, I, K)."
     ends = (self.ends(layer)/self.total).map(lambda t: t[..., None])
     if ends.e.max() > 500: return (ends*self._factor(layer).values()).plain()
-    w, mask = layer.weight().cpu().abs().double()**self.power, self._factor(layer, 0).mask
-    return ends.plain()*(w if mask is None else w*mask)
+    mask, share = self._factor(layer, 0).mask, ends.plain().expand(layer.size)
+    for _ in range(self.power): share = share*layer.weight().cpu().abs()
+    return share if mask is None else share*mask
 
 # %% ../nbs/12_flow.ipynb #cfd1fd2a
 @patch
@@ -798,7 +799,7 @@ class linearised:
                  graph=None,           # the model's `PathGraph`, to balance a network too deep for `dtype` (see below)
                 ): # raises ValueError on masks of another model
         self.model, self.power, self.dtype, self.shift, self.exponents = model, power, dtype, 0, {}
-        masks = Masks.of(model) if masks is None else Masks(masks).check(model)
+        self.masks = masks = Masks.of(model) if masks is None else Masks(masks).check(model)
         self.weights = {name: self._positive(name, p, (masks or {}).get(name)) # parameter name -> leaf tensor
                         for name, p in model.named_parameters() if p.is_floating_point()}
         if graph is not None: self._balance(graph, masks)
@@ -828,14 +829,21 @@ def __call__(self: linearised,
 @torch.enable_grad()
 def total(self: linearised,
           *inputs, # what the model takes, batch first
-         ) -> Tensor: # scalar; raises OverflowError where it is not finite
+         ) -> Tensor: # scalar; raises OverflowError where it is too large for `dtype`, or too small
     "The sum over all outputs (times 2**-shift, if balanced)."
     outs = [o for o in _flatten(self(*inputs)) if _is_signal(o)]
     total = sum(o.sum() for o in outs)
-    if not torch.isfinite(total): raise OverflowError(
+    if not torch.isfinite(total) or (total == 0 and self._lost(inputs)): raise OverflowError(
         f"the linearised network leaves the range of {self.dtype}; compute in torch.float64, balance it by graph=, "
         "or use spatial=False, which has no limit")
     return total
+
+@patch
+def _lost(self: linearised, inputs):
+    "Whether a sum that came out as zero is only too small."
+    try: graph = as_graph(self.model, example=inputs)
+    except TraceError: return False
+    return path_flow(graph, self.masks, self.power, skips=True).total > 0
 
 # %% ../nbs/12_flow.ipynb #da57240c
 @patch

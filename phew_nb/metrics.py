@@ -47,11 +47,11 @@ def path_trace(model,            # a network, or its `PathGraph`
 
 # %% ../nbs/24_metrics.ipynb #d7319a03
 def _spatial_trace(model, masks, input_size, by):
-    if isinstance(model, PathGraph) or isinstance(input_size, PathGraph): raise ValueError(
-        "spatial=True sends an image through the network: give the model and the size of its input, not a PathGraph")
+    if isinstance(model, PathGraph): raise ValueError(
+        "spatial=True sends an image through the network: give the network itself (and its PathGraph as input_size)")
     graph, masks = _given(model, masks, input_size)
     net = linearised(model, 2, masks=masks, graph=graph)
-    _, grads = net.gradients(*net.ones(input_size))
+    _, grads = net.gradients(*map(torch.ones_like, graph.example))
     parts = {}
     for name in dict.fromkeys(layer.name for layer in graph.layers):
         kept = grads[name].cpu() if name not in (masks or {}) else grads[name].cpu()*masks[name].cpu()
@@ -187,7 +187,8 @@ def summary(model,            # a network, or its `PathGraph`
     graph, masks = _given(model, masks, input_size)
     wide, cost = widths(graph, masks, skips=skips), flops(graph, masks, by='layer')
     flow, every = path_flow(graph, masks, 2, skips), _complete(graph, masks)
-    trace, parts = flow.trace(), flow.trace_by_layer()
+    parts = flow.trace_by_layer()
+    trace = sum(parts.values(), Scaled.zeros())
     share = lambda name: float(parts[name]/trace) if trace > 0 else 0.
     density = every.layer_density()
     rows = [(name, int(mask.sum()), density[name], wide[name].live, wide[name].units, cost[name], share(name))
