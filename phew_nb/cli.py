@@ -10,7 +10,7 @@ __all__ = ['known', 'usual_sizes', 'name_list', 'Parser', 'number', 'whole', 'se
 # %% ../nbs/42_cli.ipynb #eaa81c20
 import argparse, os, re, sys, tempfile, warnings
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from . import __version__
 
@@ -134,12 +134,22 @@ def check_file(path:Path # of a file to write; it may exist
 # %% ../nbs/42_cli.ipynb #67081703
 def _note(message, *args): print(f'note: {message}', file=sys.stderr)
 
+class _Progress:
+    "Sends what is printed, such as the progress of a download, to stderr; `used` says whether there was any."
+    used = False
+    def write(self, text): self.used = True; return sys.stderr.write(text)
+    def flush(self): sys.stderr.flush()
+
 @contextmanager
 def at_the_door(parser:Parser # says what is wrong, and ends the command
                ): # for the body of a `with`
     "What is wrong in the body is the user's to mend."
-    try: yield
-    except (ValueError, TypeError, OSError) as e: parser.error(str(e))
+    progress = _Progress()
+    try:
+        with redirect_stdout(progress): yield
+    except (ValueError, TypeError, OSError) as e:
+        if progress.used: print(file=sys.stderr)
+        parser.error(str(e))
 
 @contextmanager
 def notes():

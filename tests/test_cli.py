@@ -118,16 +118,21 @@ def test_a_read_only_folder(tmp_path, capsys):
 
 def test_data_that_cannot_be_downloaded(tmp_path, capsys, monkeypatch):
     import fastai.data.external
-    def no_network(*args, **kwargs): raise OSError('no network')
+    def no_network(*args, **kwargs):
+        print('downloading', end='') # as fastai shows its progress
+        raise OSError('no network')
     monkeypatch.setenv('FASTAI_HOME', str(tmp_path/'home'))
     monkeypatch.setattr(fastai.data.external, 'untar_data', no_network)
     from phew_nb.experiments import _load
     _load.cache_clear()
-    message = refused(capsys, cli.phew_compare, '--data', 'cifar10', '--model', 'resnet20', '--out', tmp_path/'results')
-    assert 'nor could it be downloaded (no network)' in message and not (tmp_path/'results').exists()
+    with pytest.raises(SystemExit) as e:
+        cli.phew_compare(['--data', 'cifar10', '--model', 'resnet20', '--out', str(tmp_path/'results')])
+    out, err = capsys.readouterr()
+    assert e.value.code == 2 and out == '' and err.startswith('downloading\nphew_compare: cifar10 is neither in')
+    assert 'nor could it be downloaded (no network)' in err and not (tmp_path/'results').exists()
 
 def test_a_failing_run_does_not_lose_the_others(tmp_path, capsys):
-    "At this rate the dense network's loss is not finite; code 1, and the table of what has finished."
+    "Code 1, and the table of what has finished; the next call runs what is missing."
     words = ['--methods', 'dense,magnitude', '--densities', '.1', '--seeds', '1', *fast, '--out', str(tmp_path)]
     from phew_nb import experiments
     run = experiments.run
