@@ -524,11 +524,11 @@ class Report:
 
     def __str__(self):
         if not self: return 'every kept weight is on a complete path, and no unit is dead'
-        dead, lost = sum(self.dead.values()), sum(self.lost.values())
+        empty, dead, lost = len(self.empty), sum(self.dead.values()), sum(self.lost.values())
         where = lambda counts: _first(f'{n:,} in {name}' for name, n in counts.items())
         parts = ['' if self.connected else 'no path from input to output is left',
-                 f"{len(self.empty)} layers are empty ({_first(self.empty)})" if self.empty else '',
-                 f"{dead:,} units are dead ({where(self.dead)})" if dead else '',
+                 f"{empty} empty layer{'s'*(empty > 1)} ({_first(self.empty)})" if empty else '',
+                 f"{dead:,} dead unit{'s'*(dead > 1)} ({where(self.dead)})" if dead else '',
                  f"{lost:,} of {self.kept:,} kept weights ({lost/self.kept:.1%}) are on no complete path "
                  f"({where(self.lost)})" if lost else '']
         return 'the masks cut the network: ' + '; '.join(filter(None, parts))
