@@ -21,7 +21,8 @@ from .training import ArrayDL, Recipe, find_recipe, quiet, sparse_learner
 def _loaders(dl):
     "fastai `DataLoaders` of what was given: these themselves, or a list of batches."
     if isinstance(dl, DataLoaders): return dl
-    if dl is None: raise ValueError("this method trains the network: give fastai DataLoaders as dl=, such as data_loaders(data), or batches")
+    if dl is None: raise ValueError(
+        "this method trains the network: give fastai DataLoaders as dl=, such as data_loaders(data), or batches")
     batches = list(dl)
     if not batches: raise ValueError("there are no batches in dl")
     return DataLoaders(*(DataLoader(batches, bs=None, num_workers=0) for _ in range(2)))
@@ -120,8 +121,9 @@ def gradual_magnitude(model:nn.Module,      # the network, trained in place
     full = full if epochs is None else replace(full, epochs=max(epochs, 1))
     n = iterations or gmp_iterations.get(recipe if isinstance(recipe, str) else None, 10)
     with _undone_if_it_fails(model, seed):
-        if epochs != 0: _note_row(rows, _count_left(graph, masks), _train(model, dls, full, full.epochs, loss, **kwargs))
-        for left in cubic_steps(_count_left(graph, masks), k, n):
+        start = _count_left(graph, masks)
+        if epochs != 0: _note_row(rows, start, _train(model, dls, full, full.epochs, loss, **kwargs))
+        for left in cubic_steps(start, k, n):
             masks = _shrink(model, graph, left, scope)
             _note_row(rows, left, _train(model, dls, _finetuning(full), 1, loss, **kwargs))
     return _warn_of_empty(masks)
@@ -143,7 +145,8 @@ def ticket_steps(start:int,       # number of weights there are
     "Numbers that fall from `start` to `k`, by the same fraction each round."
     if not 0 < fraction < 1: raise ValueError(f"a round must remove a fraction in (0, 1), got {fraction}")
     steps = [start]
-    while len(steps) == 1 or steps[-1] > k: steps.append(max(k, min(steps[-1] - 1, round(start*(1 - fraction)**len(steps)))))
+    while len(steps) == 1 or steps[-1] > k:
+        steps.append(max(k, min(steps[-1] - 1, round(start*(1 - fraction)**len(steps)))))
     return steps[1:]
 
 # %% ../nbs/31_iterative.ipynb #30174fd8

@@ -51,7 +51,7 @@ def prune(model,              # a network; for methods that need not run it a `P
           density:float=None, # fraction of weights kept, in (0, 1]
           input_size=None,    # size of one input without the batch, or the network's `PathGraph`
           dl=None,            # for methods with data: an iterable of (x, y) batches
-          loss=None,          # for methods with data: from outputs and y to a number; None: cross-entropy, or squared error
+          loss=None,          # for methods with data: from outputs and y to a number; None: `default_loss`
           seed=0,             # for methods with chance: a number or a `torch.Generator`
           kept:int=None,      # instead of `density`: number of weights kept
           pruners:dict=pruners, # name -> function, such as `all_pruners`

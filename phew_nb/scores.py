@@ -28,7 +28,9 @@ def _at(t, places):
     if t.device.type != 'cpu' or t.dtype == torch.bfloat16: return t[places]
     return torch.from_numpy(t.numpy().take(places.numpy()))
 
-def _n_true(mask): return int(np.count_nonzero(mask.numpy()) if mask.device.type == 'cpu' else torch.count_nonzero(mask))
+def _n_true(mask):
+    "Number of True entries."
+    return int(np.count_nonzero(mask.numpy()) if mask.device.type == 'cpu' else torch.count_nonzero(mask))
 
 def _bracket(flats, k, n):
     "Two values between which the k-th highest of `n` values lies almost surely, from a random sample."
@@ -87,12 +89,14 @@ def _check_finite(scores, what='scores'):
     for name, score in scores.items():
         if score.numel() == 0 or all(math.isfinite(x) for x in torch.aminmax(score)): continue
         bad = ~score.isfinite()
-        raise ValueError(f"{int(bad.sum()):,} of the {bad.numel():,} {what} of layer '{name}' are not finite, the first at "
-                         f"{tuple(bad.nonzero()[0].tolist())}: look for such values in the weights, the data or the loss")
+        raise ValueError(
+            f"{int(bad.sum()):,} of the {bad.numel():,} {what} of layer '{name}' are not finite, the first at "
+            f"{tuple(bad.nonzero()[0].tolist())}: look for such values in the weights, the data or the loss")
 
 def _floats(scores):
     "Scores as tensors of one floating-point type, float32 or wider, without history."
-    wide = torch.float64 if any(s.dtype == torch.float64 or not s.is_floating_point() for s in scores.values()) else torch.float32
+    double = any(s.dtype == torch.float64 or not s.is_floating_point() for s in scores.values())
+    wide = torch.float64 if double else torch.float32
     return {name: s.detach().to(wide).contiguous() for name, s in scores.items()}
 
 # %% ../nbs/21_scores.ipynb #ca5144aa
@@ -142,7 +146,8 @@ def top_k(scores:dict,          # parameter name -> tensor of the parameter's sh
     for name in scores.keys() & among.keys():
         scores[name] = scores[name].masked_fill(~among[name].to(scores[name].device), -math.inf)
     may = {name: int(among[name].sum()) if name in among else s.numel() for name, s in scores.items()}
-    if not 1 <= k <= sum(may.values()): raise ValueError(f"cannot keep {k:,} weights of the {sum(may.values()):,} that may be kept")
+    if not 1 <= k <= sum(may.values()): raise ValueError(
+        f"cannot keep {k:,} weights of the {sum(may.values()):,} that may be kept")
     if scope == 'global': masks = _highest(scores, k)
     else: masks = _per_layer(scores, apportion(k, {n: s.numel() for n, s in scores.items()}, may))
     return Masks({name: mask.cpu() for name, mask in masks.items()})
@@ -158,7 +163,8 @@ def _task(model, input_size, density, kept):
         graph = as_graph(input_size if isinstance(input_size, PathGraph) else model, input_size)
     masks = (None if isinstance(model, PathGraph) else Masks.of(model)) or {}
     k, left = n_kept(graph.total, density, kept), _count_left(graph, masks)
-    if k > left: raise ValueError(f"only {left:,} weights may be kept, by the masks that the model has; {k:,} were asked for")
+    if k > left: raise ValueError(
+        f"only {left:,} weights may be kept, by the masks that the model has; {k:,} were asked for")
     return graph, k, masks
 
 def _count_left(graph, masks):
@@ -187,12 +193,14 @@ def plot_scores(scores:dict, # name -> scores
     "Draw the range of each layer's scores, and the lowest that is kept."
     import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(7, 2.6))[1]
-    spread = [torch.quantile(s.double().flatten()[:2**24], torch.tensor([.05, .25, .5, .75, .95]).double()) for s in scores.values()]
+    at = torch.tensor([.05, .25, .5, .75, .95]).double()
+    spread = [torch.quantile(s.double().flatten()[:2**24], at) for s in scores.values()]
     low, q1, middle, q3, high = torch.stack(spread).T
     ax.vlines(range(len(scores)), low, high, color='tab:blue', alpha=.35, lw=2)
     ax.vlines(range(len(scores)), q1, q3, color='tab:blue', lw=5)
     ax.plot(middle, 'w.', ms=3)
-    ax.axhline(min(float(s[masks[n]].min()) for n, s in scores.items() if masks[n].any()), color='tab:red', lw=1, label='lowest score kept')
+    lowest = min(float(s[masks[n]].min()) for n, s in scores.items() if masks[n].any())
+    ax.axhline(lowest, color='tab:red', lw=1, label='lowest score kept')
     scale = 'log' if low.min() > 0 else 'linear'
     ax.set(xlabel='layer', ylabel='score', yscale=scale, title=f'{title}, density {masks.density:.2g}')
     ax.legend(fontsize=8)
@@ -244,9 +252,9 @@ def erk(model,                      # a network, or its `PathGraph`
     "Keep weights at random, as many in each layer as the Erdős–Rényi kernel says."
     graph, k, among = _task(model, input_size, density, kept)
     may = {name: int(among[name].sum()) if name in among else p.numel() for name, p in graph.params.items()}
-    counts, scores = erk_counts(graph, k, may), random_scores(graph, seed)
-    return _note(Masks({n: top_k({n: s}, counts[n], among=among)[n] if counts[n] else torch.zeros(s.shape, dtype=torch.bool)
-                        for n, s in scores.items()}), graph)
+    scores = {name: s.masked_fill(~among[name].cpu(), -1) if name in among else s
+              for name, s in random_scores(graph, seed).items()}
+    return _note(Masks(_per_layer(scores, erk_counts(graph, k, may))), graph)
 
 # %% ../nbs/21_scores.ipynb #27776575
 def magnitude_scores(graph:PathGraph # see `trace`
@@ -340,13 +348,16 @@ def default_loss(out:Tensor, # what the network returns
     if not isinstance(out, Tensor): raise TypeError(f"the network returns a {type(out).__name__}, not one tensor: "
                                                     "give a loss= that says which of its outputs counts")
     if not y.is_floating_point(): return F.cross_entropy(out, y.long())
-    if out.shape != y.shape: raise ValueError(f"outputs of size {tuple(out.shape)} for targets of size {tuple(y.shape)}: give a loss=")
+    if out.shape != y.shape: raise ValueError(
+        f"outputs of size {tuple(out.shape)} for targets of size {tuple(y.shape)}: give a loss=")
     return F.mse_loss(out, y)
 
 def _batches(model, dl):
     "The data, after checks that there is some and that it can be used."
-    if isinstance(model, PathGraph): raise TypeError("this method runs the network: give the network itself as model, and its graph as input_size")
-    if dl is None: raise ValueError("this method looks at data: give batches of (x, y) as dl=, such as pruning_batches(data)")
+    if isinstance(model, PathGraph): raise TypeError(
+        "this method runs the network: give the network itself as model, and its graph as input_size")
+    if dl is None: raise ValueError(
+        "this method looks at data: give batches of (x, y) as dl=, such as pruning_batches(data)")
     return dl
 
 # %% ../nbs/21_scores.ipynb #51e301b2
@@ -361,13 +372,16 @@ def _as(like):
 def _loss(model, batch, number, loss, like, temperature=1):
     "The loss of a batch."
     if not isinstance(batch, (tuple, list)) or len(batch) < 2: raise ValueError(
-        f"batch {number} is no pair (x, y): it is a {type(batch).__name__}" + (f" of {len(batch)}" if hasattr(batch, '__len__') else ''))
+        f"batch {number} is no pair (x, y): it is a {type(batch).__name__}"
+        + (f" of {len(batch)}" if hasattr(batch, '__len__') else ''))
     *x, y = (tree_map(_as(like), part) for part in batch)
     if len(x) == 1 and isinstance(x[0], (tuple, list)): x = x[0]
     out = tree_map(lambda t: t/temperature if isinstance(t, Tensor) and temperature != 1 else t, model(*x))
     value = (loss or default_loss)(out, y)
-    if value.numel() != 1: raise ValueError(f"the loss must be one number for a batch, not {tuple(value.shape)}: take its mean")
-    if not value.isfinite().all(): raise ValueError(f"the loss of batch {number} is {value.item()}: look for such values in the weights or the data")
+    if value.numel() != 1: raise ValueError(
+        f"the loss must be one number for a batch, not {tuple(value.shape)}: take its mean")
+    if not value.isfinite().all(): raise ValueError(
+        f"the loss of batch {number} is {value.item()}: look for such values in the weights or the data")
     return value.reshape(())
 
 def _gradients(value, params, **kwargs):
@@ -392,7 +406,8 @@ def snip_scores(model:nn.Module,       # the network
                 batch_stats:bool=True, # normalise by the batch? False: by running statistics
                ) -> dict: # name -> scores, 0 or more
     "How much the loss depends on the presence of each weight."
-    with scoring(model, graph, Masks.of(model), batch_stats) as params: return _snip(model, params, _batches(model, dl), loss, signed)
+    with scoring(model, graph, Masks.of(model), batch_stats) as params:
+        return _snip(model, params, _batches(model, dl), loss, signed)
 
 # %% ../nbs/21_scores.ipynb #792f5910
 def snip(model:nn.Module,       # the network

@@ -21,7 +21,8 @@ class _Strengths:
         _check_finite({name: p.detach() for name, p in graph.params.items()}, 'weights')
         n = graph.total
         self.theta, self.score = torch.empty(n, dtype=dtype, device=device), torch.empty(n, dtype=dtype, device=device)
-        self.alive, self.places = torch.ones(n, dtype=torch.bool, device=device), None # of those that are alive, once they are few
+        self.alive = torch.ones(n, dtype=torch.bool, device=device)
+        self.places = None # of those that are alive, once they are few
         self.views, self.scores, alive = self.split(self.theta), self.split(self.score), self.split(self.alive)
         for name, p in graph.params.items(): self.views[name].copy_(p.detach()).abs_()
         for name in masks or {}:
@@ -72,7 +73,8 @@ def _ones(net, graph, input_size):
     "Inputs of ones."
     if not isinstance(input_size, PathGraph) and input_size is not None: return net.ones(input_size)
     example = getattr(graph, 'example', ())
-    if not example: raise ValueError("this graph does not know the size of its inputs: give input_size instead, or use spatial=False")
+    if not example: raise ValueError(
+        "this graph does not know the size of its inputs: give input_size instead, or use spatial=False")
     return tuple(torch.ones_like(x) if x.is_floating_point() else x for x in example)
 
 def _balance(model, graph, s, power):
@@ -91,7 +93,8 @@ class _ByPixels:
     "Called, it gives the derivatives of the linearised network by its weights; balances the network when it must."
     def __init__(self, model, graph, s, power, masks, input_size):
         if isinstance(model, PathGraph): raise TypeError(
-            "spatial=True runs the network: give the network itself as model, and its graph as input_size, or use spatial=False")
+            "spatial=True runs the network: give the network itself as model, and its graph as input_size; "
+            "or use spatial=False")
         self.model, self.graph, self.s, self.power = unwrapped(model), graph, s, power
         self.net = linearised(self.model, power, s.theta.dtype, masks or None)
         self.inputs, info = _ones(self.net, graph, input_size), torch.finfo(s.theta.dtype)
@@ -107,7 +110,8 @@ class _ByPixels:
         if not self.low < total < self.high:
             self.net = _balance(self.model, self.graph, self.s, self.power)
             total = self.total()
-        if not total.isfinite(): raise OverflowError(f"the sum over all paths leaves the range of {self.s.theta.dtype}: use spatial=False")
+        if not total.isfinite(): raise OverflowError(
+            f"the sum over all paths leaves the range of {self.s.theta.dtype}: use spatial=False")
         grads = torch.autograd.grad(total, list(self.s.views.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(self.s.views, grads))
 
@@ -121,7 +125,8 @@ class _Given(_Edges):
 
 def _flow(graph, edges, skips):
     "Sums over the paths of a graph, through given edges."
-    flow, nodes = Flow(graph, None, 1, skips, *(Scaled.zeros(graph.n_units, 1) for _ in range(2))), list(enumerate(graph.nodes))
+    nodes, zeros = list(enumerate(graph.nodes)), lambda: Scaled.zeros(graph.n_units, 1)
+    flow = Flow(graph, None, 1, skips, zeros(), zeros())
     flow.into.put(graph.inputs, Scaled.of(1.)); flow.out.put(graph.outputs, Scaled.of(1.))
     _forward(nodes, edges, flow.into, skips); _backward(nodes, edges, flow.out, skips)
     flow.into, flow.out = flow.into[:, 0], flow.out[:, 0]
@@ -135,7 +140,8 @@ def _by_paths(graph, s, power, skips):
     dense = {i: _Edges(layer, None, power) for i, layer in layers.items() if layer.name not in s.views}
     wide = {i: _wide(pick(layer)) for i, layer in layers.items() if i not in dense}
     def gradients():
-        return _edge_gradients(_flow(graph, dense | {i: _Given(layers[i], pick(layers[i]), w) for i, w in wide.items()}, skips))
+        edges = dense | {i: _Given(layers[i], pick(layers[i]), w) for i, w in wide.items()}
+        return _edge_gradients(_flow(graph, edges, skips))
     return gradients
 
 def _edge_gradients(flow):
