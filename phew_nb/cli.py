@@ -48,6 +48,7 @@ known = dict(
         gmp='gradual magnitude pruning: the dense network is trained first (upper bound)',
         lottery='lottery ticket: trained and rewound, again and again'))
 
+# %% ../nbs/42_cli.ipynb #5a65cad6
 def name_list(what:str # 'data', 'model' or 'method'
              ) -> str: # a line for each
     "The names of a kind, as the help page shows them."
@@ -58,6 +59,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
     def __init__(self, prog): super().__init__(prog, max_help_position=26, width=100)
     def _get_help_string(self, action): return super()._get_help_string(action) if action.default else action.help
 
+# %% ../nbs/42_cli.ipynb #586a3952
 class Parser(argparse.ArgumentParser):
     "Reads a command line; what is wrong is said in one sentence."
     def __init__(self, **kwargs):
@@ -85,7 +87,7 @@ class Parser(argparse.ArgumentParser):
             how = dict(action='store_true') if kind is bool else dict(metavar=metavar, type=kind, default=default)
             group.add_argument(*name.split(), help=text, **how, required=default is ...)
 
-# %% ../nbs/42_cli.ipynb #586a3952
+# %% ../nbs/42_cli.ipynb #8a1ef4b6
 def _bad(text): raise argparse.ArgumentTypeError(text)
 
 def number(text:str # a decimal number
@@ -102,6 +104,7 @@ def whole(least:int # the smallest that is allowed
         return value if value >= least else _bad(f'it must be {least} or more, got {value}')
     return read
 
+# %% ../nbs/42_cli.ipynb #cd1da96e
 def several(read # from text to a value
            ): # from text with commas or blanks to a list
     "A reader of lists."
@@ -151,6 +154,7 @@ def at_the_door(parser:Parser # says what is wrong, and ends the command
         if progress.used: print(file=sys.stderr)
         parser.error(str(e))
 
+# %% ../nbs/42_cli.ipynb #645e36d9
 @contextmanager
 def notes():
     "Warnings as one line each, but those that are for developers."
@@ -178,6 +182,8 @@ data sets:
 models:
 {name_list('model')}
 
+# %%
+#| export
 methods:
 {name_list('method')}
 
@@ -204,6 +210,7 @@ _network_rows = [
     ('--init', 'NAME', str, 'kaiming_normal',
      'initial weights: kaiming_normal, kaiming_fan_out, normal, normal_std or xavier_uniform')]
 
+# %% ../nbs/42_cli.ipynb #f8d4582a
 def compare_parser() -> Parser:
     "What phew_compare understands."
     p = Parser(prog='phew_compare', description=_compare_text, epilog=_compare_more, usage='phew_compare [options]')
@@ -247,6 +254,7 @@ def _network(args):
     _check_positive('--width', args.width)
     return dict(model=args.model, hidden=tuple(args.hidden), bn=args.bn, width=args.width, init=args.init)
 
+# %% ../nbs/42_cli.ipynb #faaf22cb
 def compare_configs(args # what the parser read
                    ) -> list: # a `Config` for each run; ValueError where they make no sense
     "The runs of a comparison."
@@ -275,6 +283,7 @@ def _rehearse(config):
     trace(config_model(config, data.input_size, data.n_out), config_size(config, data.input_size))
     return repr(data)
 
+# %% ../nbs/42_cli.ipynb #f5577ef9
 def _prepared(parser, args):
     "The configs of a comparison, after all that can be checked has been."
     out = Path(args.out)
@@ -293,6 +302,7 @@ def _warned(records):
     said = Counter((r['method'], r['density'], text.split(';')[0]) for r in records for text in r['warnings'])
     for (method, density, text),n in said.items(): _note(f'{method}, density {density:g}, {_runs(n)}: {text}')
 
+# %% ../nbs/42_cli.ipynb #536f9a5a
 def show_results(records:list, # of a comparison
                  out:Path, # the folder of results
                 ): # prints, and writes two figures
@@ -342,6 +352,8 @@ models:
 methods:
 {name_list('method')}
 
+# %%
+#| export
 data sets:
 {name_list('data')}
 
@@ -412,6 +424,7 @@ def _check_prune(args, size, n_out, data):
     if (size, n_out) != (tuple(data.input_size), data.n_out): raise ValueError(
         f'{args.method!r} looks at {args.data}, so --input-size and --n-out must be those of the data set')
 
+# %% ../nbs/42_cli.ipynb #2ed6171c
 def pruned(args # what the parser read
           ) -> tuple: # (model, graph, masks); ValueError, OSError: what is wrong with the line
     "A network with its weights, and its masks."
@@ -427,7 +440,7 @@ def pruned(args # what the parser read
     size = config_size(config, size)
     return model, trace(model, size), config_masks(config, model, size, data)
 
-# %% ../nbs/42_cli.ipynb #2ed6171c
+# %% ../nbs/42_cli.ipynb #bad34410
 def _write(args, model, masks):
     "Write the masks, and the weights where the line asks for them."
     from safetensors.torch import save
@@ -439,6 +452,7 @@ def _write(args, model, masks):
 
 def _files(args): return [Path(file) for file in (args.out, args.weights_out) if file]
 
+# %% ../nbs/42_cli.ipynb #f76a65c6
 def phew_prune(argv=None, # words; None: those of the command line
               ) -> int: # 0; SystemExit with 2 where the line is wrong
     "Write masks: the console command."

@@ -90,6 +90,7 @@ class Config:
         recipe = find_recipe(auto_recipe(self.model, self.data) if self.recipe == 'auto' else self.recipe)
         return replace(recipe, epochs=self.epochs or recipe.epochs)
 
+# %% ../nbs/40_experiments.ipynb #c4fcdc3e
 def _check_whole(name, value, least):
     "Raise unless `value` is a whole number of at least `least`."
     if isinstance(value, bool) or not isinstance(value, Integral): raise TypeError(
@@ -126,6 +127,7 @@ def config_data(config:Config # what a run is made of
     else: data = _load(config.data)
     return data.subset(per_class, stream(config.seed, 'subset'), config.test_per_class)
 
+# %% ../nbs/40_experiments.ipynb #e237f7a3
 def config_model(config:Config, # what a run is made of
                  input_size:tuple, # of an example, without the batch
                  n_out:int, # number of outputs
@@ -155,6 +157,7 @@ def config_loaders(config:Config, # what a run is made of
     recipe = config.full_recipe
     return data_loaders(data, recipe.batch_size, recipe.augment, stream(config.seed, 'order'), device)
 
+# %% ../nbs/40_experiments.ipynb #710cad77
 def config_batches(config:Config, # what a run is made of
                    data:Data, # its data
                    device:str|torch.device='cpu', # where the batches are made
@@ -237,6 +240,7 @@ def _outcome(config, device, checkpoint):
     found = sizes | both_measures(before, measures(graph, masks)) | dict(seconds_pruning=time.time() - start)
     return found | train(config, model, masks, data, checkpoint)
 
+# %% ../nbs/40_experiments.ipynb #7a58f2d4
 def run(config:Config, # what the run is made of
         device:str|None=None, # where it runs; None: the GPU if there is one
         checkpoint:str|Path|None=None, # a file to go on from if it exists, written as the run proceeds
@@ -268,6 +272,7 @@ def _from_json(value):
     if isinstance(value, list): return [_from_json(v) for v in value]
     return _not_finite.get(value, value) if isinstance(value, str) else value
 
+# %% ../nbs/40_experiments.ipynb #c7c346bf
 def append_line(path:Path, # of a file of JSON lines; its folder exists
                 record:dict, # plain values
                ): # OSError where it cannot be written
@@ -279,6 +284,7 @@ def append_line(path:Path, # of a file of JSON lines; its folder exists
         f.write(('\n'*cut_off + line).encode())
         os.fsync(f.fileno())
 
+# %% ../nbs/40_experiments.ipynb #2d8a4734
 def read_records(folder:str|Path # of results
                 ) -> list[dict]: # in the order of running; empty where there are none
     "The records in a folder."
@@ -310,6 +316,7 @@ def report_failure(config:Config, # of the run
     reason = ' '.join(words) or type(error).__name__
     tqdm.write(f'failed: {config.model} on {config.data}, {_label(config)}: {reason}', file=sys.stderr)
 
+# %% ../nbs/40_experiments.ipynb #8f57592c
 def _run_into(config, out, device, on_error):
     "The record of a run, written to the folder; None where it failed."
     try: record = run(config, device)
@@ -320,6 +327,7 @@ def _run_into(config, out, device, on_error):
     append_line(out/records_file, record)
     return record
 
+# %% ../nbs/40_experiments.ipynb #9109ae97
 def sweep(configs:Iterable[Config], # what to run
           out:str|Path='phew_results', # the folder of results, made if need be
           device:str|None=None, # where the runs run; None: the GPU if there is one

@@ -51,6 +51,7 @@ def style(): # for `with style():`
     "The settings of matplotlib for all figures."
     return mpl.rc_context(_style)
 
+# %% ../nbs/41_plots.ipynb #83ba5997
 def styled(draw): # a function that returns a figure
     "The same function, whose figure is drawn in our style."
     @wraps(draw)
@@ -85,6 +86,7 @@ def over_seeds(records:pd.DataFrame, # of one data set and one model
     by = records.assign(value=records[column].astype(float)).groupby(['method', 'density'], sort=False)['value']
     with np.errstate(invalid='ignore'): return pd.DataFrame(dict(mean=by.mean(), std=by.std().fillna(0)))
 
+# %% ../nbs/41_plots.ipynb #b88c34b5
 def tasks(records:pd.DataFrame # a row a run
          ) -> dict[str, pd.DataFrame]: # from 'model on data' to its records
     "Records by network and data."
@@ -101,6 +103,7 @@ def _density_axis(ax, densities):
     ax.set_xticks(shown, [f'{d:g}' for d in shown])
     ax.set_xlabel('density (fraction of weights kept)')
 
+# %% ../nbs/41_plots.ipynb #b823bb19
 def _lines(ax, stats):
     "A line and a shade for each method; the dense network's is level."
     sparse = stats.drop('dense', level=0, errors='ignore')
@@ -115,6 +118,7 @@ def _lines(ax, stats):
 
 def _legend(fig, ax): fig.legend(*ax.get_legend_handles_labels(), loc='outside right upper')
 
+# %% ../nbs/41_plots.ipynb #4bb5ede1
 @styled
 def plot_accuracy(records, # dicts, a DataFrame, or the folder that holds them
                  ) -> Figure: # a panel for each network and data set
@@ -136,6 +140,7 @@ def _no_path(ax, stats):
         edge = dict(transform=ax.get_xaxis_transform(), clip_on=False)
         if mean == -math.inf: ax.plot(density, 0, 'x', color=look(method)['color'], **edge)
 
+# %% ../nbs/41_plots.ipynb #1e40222b
 @styled
 def plot_trace(records, # dicts, a DataFrame, or the folder that holds them
               ) -> Figure: # a panel for each network and data set
@@ -170,11 +175,13 @@ def _unit_lines(ax, group):
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     ax.set(xlabel='layer', ylim=(0, 1.06*dense.max()), xlim=(.5, len(dense) + .5))
 
+# %% ../nbs/41_plots.ipynb #34ad5e42
 def _some(values, most=3):
     "At most so many of the values, the ends among them."
     values = sorted(values)
     return [values[round(i)] for i in np.linspace(0, len(values) - 1, min(most, len(values)))]
 
+# %% ../nbs/41_plots.ipynb #70ea5450
 @styled
 def plot_widths(records, # dicts, a DataFrame, or the folder that holds them; of one network and data set
                 densities=None, # list of those to draw; None: up to three of those there are
@@ -207,6 +214,7 @@ def _spread(values, scale=1, digits=1):
     values = scale*values.astype(float)
     return f'{values.mean():.{digits}f}' + (f' ± {values.std():.{digits}f}' if len(values) > 1 else '')
 
+# %% ../nbs/41_plots.ipynb #d937df17
 def _row(group):
     "A row of the table: the runs of one method at one density."
     regression, width = group.accuracy.isna().all(), (group.width/group.width_dense).mean()
