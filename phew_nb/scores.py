@@ -274,6 +274,15 @@ def magnitude(model,               # a network, or its `PathGraph`
 
 # %% ../nbs/21_scores.ipynb #8b2d2946
 @contextmanager
+def _exact_products():
+    "Matrix products of float32 in full precision."
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision('highest')
+        yield
+    finally: torch.set_float32_matmul_precision(before)
+
+@contextmanager
 def _random_kept(devices):
     "The global random states of torch, numpy and Python are put back afterwards, and torch's starts from 0."
     python, numpy = random.getstate(), np.random.get_state()
@@ -316,7 +325,7 @@ def _contexts(model):
         yield torch.compiler.set_stance('force_eager') # only then: it takes two seconds to load
     yield from (torch.inference_mode(False), torch.enable_grad())
     yield torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
-    yield from (_random_kept(list(devices)), _state_kept(model))
+    yield from (_exact_products(), _random_kept(list(devices)), _state_kept(model))
 
 # %% ../nbs/21_scores.ipynb #728c87fc
 @contextmanager
@@ -358,7 +367,7 @@ def _batches(model, dl):
         "this method runs the network: give the network itself as model, and its graph as input_size")
     if dl is None: raise ValueError(
         "this method looks at data: give batches of (x, y) as dl=, such as pruning_batches(data)")
-    return dl
+    return dl.train if hasattr(getattr(dl, 'train', None), '__iter__') else dl # of fastai's DataLoaders the first
 
 # %% ../nbs/21_scores.ipynb #51e301b2
 def _as(like):
@@ -477,7 +486,7 @@ def grasp_scores(model:nn.Module,        # the network
     dl, masks = list(_batches(model, dl)), Masks.of(model) or {}
     if not dl: raise ValueError("there are no batches in dl")
     n, g, hg = sum(map(_examples, dl)), None, None
-    with scoring(model, graph, masks, batch_stats) as params, _twice():
+    with scoring(model, graph, masks, batch_stats) as params, _twice(model):
         like = next(iter(params.values())).data
         value = lambda i: _loss(model, dl[i], i, loss, like, _temperature(temperature, dl[i]))*(_examples(dl[i])/n)
         for i in range(len(dl)): g = _add_to(g, _gradients(value(i), params))
@@ -489,10 +498,13 @@ def grasp_scores(model:nn.Module,        # the network
 
 # %% ../nbs/21_scores.ipynb #2d8702ac
 @contextmanager
-def _twice():
+def _twice(model):
     "Attention and recurrent layers by ways that can be differentiated twice."
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), \
-         torch.backends.cudnn.flags(enabled=False): yield
+    with ExitStack() as stack:
+        stack.enter_context(torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH))
+        if any(isinstance(m, nn.RNNBase) for m in model.modules()):
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        yield
 
 def grasp(model:nn.Module,        # the network
           density:float=None,     # fraction of weights kept, in (0, 1]

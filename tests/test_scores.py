@@ -175,6 +175,21 @@ def test_double_precision_stays_double():
     assert all(s.dtype == torch.float64 for s in snip_scores(net, trace(net, (6,)), data()).values())
 
 @pytest.mark.parametrize('method', look)
+def test_half_precision_with_gradients_of_its_own(method):
+    model = unusual(build('plain')).half()
+    for p in model.parameters(): p.grad = torch.full_like(p, 2.)
+    before = snapshot(model)
+    run(method, model)
+    assert_same(before, snapshot(model))
+
+def test_scores_that_are_not_finite_name_their_layer():
+    model = build('plain')
+    with pytest.raises(ValueError, match="scores of layer 'hidden1.linear.weight' are not finite"):
+        snip(model, .3, (6,), data(), loss=lambda out, y: (out*0).sum().sqrt())
+    model.head.weight.data[1, 2] = math.nan
+    with pytest.raises(ValueError, match=r"scores of layer 'head.weight' are not finite, the first at \(1, 2\)"): magnitude(model, .3, (6,))
+
+@pytest.mark.parametrize('method', look)
 def test_frozen_weights_are_scored_like_others(method):
     model = build('plain')
     free = run(method, model)
@@ -195,6 +210,21 @@ def test_data_of_fastai():
     x, y = (torch.cat(part) for part in zip(*data()))
     model, dl = build('plain'), Loader(list(zip(x, y)), bs=8)
     assert snip(model, .3, (6,), dl) == snip(model, .3, (6,), data())
+
+def test_fastai_dataloaders_give_their_training_batches():
+    from fastai.data.core import DataLoaders
+    from fastai.data.load import DataLoader as Loader
+    x, y = (torch.cat(part) for part in zip(*data()))
+    model, dls = build('plain'), DataLoaders(Loader(list(zip(x, y)), bs=8), Loader(list(zip(x, y)), bs=2))
+    assert snip(model, .3, (6,), dls) == snip(model, .3, (6,), data())
+
+def test_matrix_products_are_in_full_precision():
+    model, before = build('plain'), torch.get_float32_matmul_precision()
+    exact = snip(model, .3, (6,), data())
+    try:
+        torch.set_float32_matmul_precision('medium')
+        assert snip(model, .3, (6,), data()) == exact and torch.get_float32_matmul_precision() == 'medium'
+    finally: torch.set_float32_matmul_precision(before)
 
 def test_compiled_and_wrapped_networks():
     model = build('plain')
@@ -355,6 +385,10 @@ def test_kth_largest_is_exact(seed, kind, where):
     k = 1 + int(where*(len(x) - 1))
     assert kth_largest(list(x.split(40_000)), k) == x.sort(descending=True)[0][k-1]
 
+def test_more_scores_than_float32_can_count():
+    scores = {'a': torch.zeros(2**24 + 5), 'b': torch.ones(2**24 + 7)}
+    for k in (2**24 + 1, 2**24 + 7, 2**24 + 8, 2**25 + 1): assert top_k(scores, k).kept == k
+
 @pytest.mark.parametrize('method', ['random', 'uniform', 'erk', 'magnitude'])
 @pytest.mark.parametrize('density', [.001, .01, .1, .5, .9, .999, 1.])
 def test_every_density_is_met_exactly(method, density):
@@ -365,7 +399,9 @@ def test_every_density_is_met_exactly(method, density):
 
 def test_erk_never_empties_a_layer_while_there_is_a_weight_for_each():
     graph = trace(vgg19(10, width=.25, seed=0), (3, 32, 32))
-    assert min(erk(graph, kept=len(graph.params)).layer_density().values()) > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert min(erk(graph, kept=len(graph.params)).layer_density().values()) > 0
 
 def test_uniform_is_uniform():
     graph = trace(vgg19(10, width=.25, seed=0), (3, 32, 32))

@@ -199,6 +199,17 @@ def test_the_same_masks_as_the_plain_way_for_squares(squared):
     assert masks == plain(model, (20,), masks.kept, 30, 2, squared)
 
 @quiet
+@pytest.mark.parametrize('f,power', [(synflow, 1), (lambda *a, **k: synflow_l2(*a, squared=True, **k), 2)])
+def test_normalisation_counts_as_its_scale(f, power):
+    model = mlp([20, 30, 30, 10], bn=True, seed=0)
+    gen = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for layer in (model.hidden1, model.hidden2):
+            layer.norm.weight.normal_(generator=gen)
+            layer.norm.running_var.uniform_(.1, 5, generator=gen)
+    assert f(model, .2, (20,), iterations=10) == plain(model, (20,), round(.2*1800), 10, power)
+
+@quiet
 @pytest.mark.parametrize('f', [synflow, synflow_l2])
 @pytest.mark.parametrize('spatial', [True, False])
 def test_every_step_has_its_exact_count_and_only_loses(f, spatial):
@@ -326,7 +337,7 @@ def test_errors():
 def test_an_emptied_layer_is_reported():
     "A projection shortcut that SynFlow empties: a warning with numbers, from the caller's line."
     model = resnet20(10, seed=0)
-    with pytest.warns(UserWarning, match=r'1 layers are empty \(stage3.0.shortcut.conv.weight\)') as caught:
+    with pytest.warns(UserWarning, match=r'empty layer.*stage3.0.shortcut.conv.weight') as caught:
         masks = synflow(model, .05, (3, 32, 32), iterations=10)
     assert caught[0].filename == __file__
     assert masks.report(trace(model, (3, 32, 32))).empty == ['stage3.0.shortcut.conv.weight']
