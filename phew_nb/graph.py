@@ -1070,8 +1070,8 @@ def follow_weights(self:_Tracer, func, name, args, kwargs, outs, given):
     if name in _move:
         return [self.made.put(o, n) for o, n in zip(outs, _rerun(func, args, kwargs, self.known_weight, 2))]
     if name == 'copy' or name == '_weight_norm_interface': made = [args[1 if name == 'copy' else 0]]
-    spread = lambda t: any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape)) # a statistic, spread over its weights
-    whole = [self.known_weight(t) for t in made if t.shape == outs[0].shape and not spread(t)]
+    whole = [w for t, w in ((t, self.known_weight(t)) for t in made if t.shape == outs[0].shape)
+             if 0 not in t.stride() or int(w.max()) >= 0] # (or else it is a statistic, spread over its weights)
     single = (torch.Tag.pointwise in func.tags or name in (*_keep, 'copy', '_weight_norm_interface')) and \
         len(whole) and all(torch.equal(w, whole[0]) for w in whole)
     for o in outs: self.made.put(o, whole[0] if single and o.shape == outs[0].shape else -2)
@@ -1114,7 +1114,8 @@ def _plain(model):
     fast = torch.backends.mha.get_fastpath_enabled()
     compiles = 'torch._dynamo' in sys.modules and hasattr(torch.compiler, 'set_stance')
     with ExitStack() as stack:
-        for context in (_random_state(model), torch.no_grad(), _as_it_was(model)): stack.enter_context(context)
+        for context in (torch.inference_mode(False), torch.no_grad(), _random_state(model), _as_it_was(model)):
+            stack.enter_context(context)
         if compiles: stack.enter_context(torch.compiler.set_stance('force_eager'))
         if any(isinstance(m, nn.RNNBase) for m in model.modules()):
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False, allow_tf32=None))

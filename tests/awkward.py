@@ -376,7 +376,7 @@ class Graph(nn.Module):
         self.register_buffer('edges', torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
         self.w1, self.w2, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
     def forward(self, x): # (1, 3, nodes)
-        x = F.relu(self.w1((self.a.double() if not self.a.is_sparse else self.a.to(x.dtype)) @ x[0].T))
+        x = F.relu(self.w1(self.a.to(x.dtype) @ x[0].T))
         x = self.w2(torch.zeros_like(x).index_add(0, self.edges[1], x[self.edges[0]]))
         return self.out(x.mean(0, keepdim=True))
 

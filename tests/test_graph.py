@@ -1,0 +1,566 @@
+"The path graph against autograd, against brute force, and on networks that are awkward."
+import copy, itertools, random, subprocess, sys, warnings
+from collections import defaultdict
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest, torch, torch.nn.functional as F
+from hypothesis import given, settings
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from awkward import C, Branch, Encoder, Fn, Loop, P, Program, Stochastic, kinds, models, seq
+from truth import Behind, compare, layer_ids
+from phew_nb.graph import Junction, Layer, PathGraph, TraceError, _Numbers, as_graph, trace
+from phew_nb.masks import Masks
+
+root = Path(__file__).resolve().parent.parent
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    n = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n)
+
+# Every column of every layer reads what autograd says
+
+@pytest.mark.parametrize('name', models)
+def test_sources_are_those_of_autograd(name):
+    make, *sizes = models[name]
+    torch.manual_seed(0)
+    graph, n = compare(make(), *sizes)
+    assert n > 2
+
+steps = st.lists(st.tuples(st.sampled_from(kinds), st.integers(-1, 5), st.integers(0, 5), st.integers(0, 11)), min_size=1, max_size=6)
+programs = st.builds(lambda *args: args, st.integers(1, 4), steps, st.integers(0, 5))
+
+def build(program):
+    torch.manual_seed(0)
+    return Program(*program)
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(programs)
+def test_random_networks(program):
+    try: graph, n = compare(build(program), (program[0], 4, 4))
+    except TraceError as e: assert 'no prunable weights between' in str(e) # a head that reads constants only
+    else: check_skips(graph)
+
+def closure(graph):
+    "(units, units) boolean: which unit (column) is an ancestor of which (row), link by link."
+    behind = torch.zeros(graph.n_units, graph.n_units, dtype=torch.bool)
+    def add(unit, parents):
+        for p in parents: behind[unit] |= behind[p]; behind[unit, p] = True
+    for node in graph.nodes:
+        if isinstance(node, Layer):
+            for g, o in itertools.product(*map(range, node.dst.shape)): add(node.dst[g, o], [p for p in node.src[g] if p >= 0])
+        else:
+            for r, c in zip(node.row.tolist(), node.child.tolist()): add(node.dst[r], [c])
+    return behind
+
+def check_skips(graph):
+    "A link is a skip where its child is an ancestor of another child of the same sum."
+    behind = closure(graph)
+    for j in graph.junctions:
+        if j.kind != 'add' or j.stat: assert not j.skip.any()
+        else:
+            for r in range(len(j.dst)):
+                children = j.child[j.row == r]
+                assert torch.equal(j.skip[j.row == r], behind[children][:, children].any(0))
+                assert not j.skip[j.row == r].all()
+
+with_skips = 'option a', 'transformer, token', 'mixer', 'stochastic depth'
+
+@pytest.mark.parametrize('name', [*with_skips, 'u-net', 'unrolled', 'many inputs'])
+def test_skips_of_known_networks(name):
+    make, *sizes = models[name]
+    graph = trace(make(), sizes[0] if len(sizes) == 1 else sizes)
+    if name != 'transformer, token': check_skips(graph) # (its tokens are absorbed by others)
+    assert any(bool(j.skip.any()) for j in graph.junctions) == (name in with_skips)
+
+small = dict(resnet18=(), mobilenet_v3_small=(), shufflenet_v2_x0_5=(), squeezenet1_1=())
+
+@pytest.mark.parametrize('name', small)
+def test_torchvision(name):
+    torchvision = pytest.importorskip('torchvision')
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None, num_classes=10)
+    for m in model.modules(): # running statistics of a fresh network are those of nothing: keep signals alive
+        if isinstance(m, nn.BatchNorm2d): m.running_var.fill_(.1)
+    graph, n = compare(model, (3, 48, 48), most=2)
+    assert n >= len(graph.layers)
+
+# Paths, by brute force
+
+def paths(graph, masks=None, skips=False):
+    "All units on a complete path, found by walking every edge and link."
+    into = defaultdict(set)
+    for node in graph.nodes:
+        if isinstance(node, Layer):
+            keep = node.pick(masks[node.name]).any(-1) if masks and node.name in masks else torch.ones(node.size[:3]).bool()
+            for g, o, i in keep.nonzero().tolist():
+                if node.src[g, i] >= 0: into[int(node.dst[g, o])].add(int(node.src[g, i]))
+        else:
+            for r, c, s in zip(node.row.tolist(), node.child.tolist(), node.skip.tolist()):
+                if skips or not s: into[int(node.dst[r])].add(c)
+    def spread(start, step):
+        seen, todo = set(), list(start)
+        while todo:
+            u = todo.pop()
+            if u not in seen: seen.add(u); todo += step[u]
+        return seen
+    out = defaultdict(set)
+    for u, parents in into.items():
+        for p in parents: out[p].add(u)
+    return spread(graph.outputs.tolist(), into) & spread(graph.inputs.tolist(), out)
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(programs, st.floats(.05, .8), st.booleans())
+def test_live_units(program, density, skips):
+    try: graph = trace(build(program), (program[0], 4, 4))
+    except TraceError: return
+    gen = torch.Generator().manual_seed(0)
+    masks = {name: torch.rand(p.shape, generator=gen) < density for name, p in graph.params.items()}
+    assert set(graph.live(skips=skips).nonzero().flatten().tolist()) == paths(graph, skips=skips)
+    assert set(graph.live(masks, skips=skips).nonzero().flatten().tolist()) == paths(graph, masks, skips)
+
+# Weights, and where they lie in their parameter
+
+def check_places(graph):
+    for layer in graph.layers:
+        grid = torch.meshgrid(*map(torch.arange, layer.size), indexing='ij')
+        p = layer.param.detach()
+        memory = p.as_strided((p.numel(),), (1,))
+        numbers = torch.empty_strided(p.shape, p.stride(), dtype=torch.long)
+        numbers.as_strided((p.numel(),), (1,)).copy_(torch.arange(p.numel()))
+        at = torch.as_tensor(layer.index(*grid)).expand(layer.size)
+        assert torch.equal(layer.pick(numbers), at) and torch.equal(layer.pick(numbers.contiguous()), at)
+        if layer.stride is not None: assert torch.equal(memory[at], layer.weight())
+        assert layer.weight().shape == layer.size and len(layer.src) == len(layer.dst) == layer.size[0]
+        assert layer.src.shape[1] == layer.size[2] and layer.dst.shape[1] == layer.size[1]
+        assert int(layer.src.max()) < int(layer.dst.min())
+
+@pytest.mark.parametrize('name', models)
+@pytest.mark.parametrize('form', ['contiguous', 'channels_last', 'half', 'bfloat16'])
+def test_every_form_of_a_model(name, form):
+    make, *sizes = models[name]
+    torch.manual_seed(0)
+    model = make()
+    plain = trace(model, sizes[0] if len(sizes) == 1 else sizes)
+    check_places(plain)
+    if form == 'contiguous': return
+    torch.manual_seed(0)
+    other = make()
+    if form == 'channels_last':
+        if not any(p.ndim == 4 for p in model.parameters()): return
+        other = other.to(memory_format=torch.channels_last)
+    elif name == 'sparse matrix': return # (there is no product of sparse matrices in half precision)
+    else: other = other.to(getattr(torch, form))
+    graph = trace(other, sizes[0] if len(sizes) == 1 else sizes)
+    check_places(graph)
+    assert same(graph, plain)
+
+def same(a, b):
+    "Whether two graphs are equal up to the values and the memory of the weights."
+    if len(a.nodes) != len(b.nodes) or a.n_units != b.n_units or a.left_out != b.left_out: return False
+    for x, y in zip(a.nodes, b.nodes):
+        if type(x) is not type(y) or not torch.equal(x.dst, y.dst): return False
+        if isinstance(x, Layer):
+            if x.name != y.name or x.size != y.size or not torch.equal(x.src, y.src) or x.positions != y.positions: return False
+            ids = [layer_ids(l) for l in (x, y)]
+            if not is_permutation(*ids): return False
+        elif not all(torch.equal(getattr(x, f), getattr(y, f)) for f in ('row', 'child', 'skip')) or x.kind != y.kind: return False
+    return torch.equal(a.outputs, b.outputs)
+
+def is_permutation(a, b):
+    "The positions in a kernel may come in another order."
+    return torch.equal(a.sort(-1)[0], b.sort(-1)[0])
+
+def test_weights_are_read_when_asked_for():
+    model = seq(C(1, 2), nn.Flatten(), nn.Linear(32, 2))
+    graph = trace(model, (1, 4, 4))
+    with torch.no_grad(): model[0].weight.fill_(3.)
+    assert (graph.layers[0].weight() == 3).all() and graph.params['0.weight'] is model[0].weight
+
+@pytest.mark.parametrize('wrap', [parametrizations.weight_norm, parametrizations.spectral_norm, torch.nn.utils.weight_norm,
+                                  torch.nn.utils.spectral_norm])
+@pytest.mark.parametrize('layer', [nn.Linear(4, 3), nn.Linear(1, 3), C(2, 4, groups=2), nn.Conv2d(2, 2, 1)])
+@pytest.mark.filterwarnings('ignore')
+def test_computed_weights(wrap, layer):
+    model = wrap(copy.deepcopy(layer)).eval()
+    linear = isinstance(layer, nn.Linear)
+    graph = trace(model, (layer.in_features,) if linear else (2, 4, 4))
+    found, = graph.layers
+    x = torch.randn(1, layer.in_features) if linear else torch.randn(1, 2, 4, 4)
+    model(x)
+    weight = model.weight.detach()
+    torch.testing.assert_close(found.weight().flatten(), weight.flatten(), rtol=1e-4, atol=1e-6)
+    assert found.param.shape == weight.shape and len(graph.params) == 1 and not graph.left_out
+
+def test_masked_models():
+    make = lambda: seq(C(1, 4), nn.ReLU(), C(4, 4), nn.Flatten(), nn.Linear(64, 2))
+    torch.manual_seed(0)
+    model = make()
+    plain = trace(model, (1, 4, 4))
+    masks = Masks({n: torch.rand(p.shape) < .5 for n, p in plain.params.items()})
+    for hold in ('apply', 'keep'):
+        other = copy.deepcopy(model)
+        getattr(masks, hold)(other)
+        graph = trace(other, (1, 4, 4))
+        assert same(graph, plain) and list(graph.params) == list(masks)
+        for layer in graph.layers: assert (layer.weight()[~layer.pick(masks[layer.name])] == 0).all()
+
+@pytest.mark.filterwarnings('ignore')
+def test_wrappers_keep_plain_names():
+    model = seq(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    plain = trace(model, (3,))
+    for wrapped in (nn.DataParallel(model), torch.compile(model), nn.DataParallel(torch.compile(model)), torch.jit.script(model)):
+        assert same(trace(wrapped, (3,)), plain)
+    assert list(trace(seq(torch.compile(model[0]), model[2]), (3,)).params) == ['0._orig_mod.weight', '1.weight']
+
+# What a trace leaves as it was
+
+class Busy(nn.Module):
+    "Changes whatever it can in its forward pass, and fails if told to."
+    def __init__(self, fail):
+        super().__init__()
+        self.a, self.norm, self.out, self.fail = C(1, 2), nn.BatchNorm2d(2), nn.Linear(2, 2), fail
+        self.register_buffer('count', torch.zeros(()))
+        self.register_buffer('last', torch.zeros(2))
+        self.register_buffer('none', None)
+        self.cache = None
+    def forward(self, x):
+        x.mul_(2)
+        self.count += 1
+        self.last = self.last + random.random() + float(np.random.rand())
+        self.norm.train()
+        y = self.norm(self.a(x)) + torch.rand(1)
+        self.cache, self.extra = y, torch.randn(2)
+        if self.fail: raise RuntimeError('as told')
+        return self.out(y.mean((2, 3)))
+
+@pytest.mark.parametrize('fail', [False, True])
+def test_nothing_is_changed(fail):
+    torch.manual_seed(0)
+    model, x = Busy(fail), torch.randn(2, 1, 4, 4)
+    model.norm.eval()
+    model.a.weight.requires_grad_(False)
+    model.out.weight.grad = torch.ones(2, 2)
+    state, kept = copy.deepcopy(model.state_dict()), x.clone()
+    buffers, modes = dict(model.named_buffers()), [m.training for m in model.modules()]
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.backends.mha.get_fastpath_enabled()
+    if fail:
+        with pytest.raises(TraceError, match='does not run.*as told'): trace(model, example=x)
+    else: trace(model, example=x)
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.backends.mha.get_fastpath_enabled()
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items()) and torch.equal(x, kept)
+    assert all(b is buffers[k] for k, b in model.named_buffers()) and modes == [m.training for m in model.modules()]
+    assert model.cache is None and not hasattr(model, 'extra') and model.out.weight.grad.eq(1).all()
+    assert [p.requires_grad for p in model.parameters()] == [False] + [True]*5 and torch.is_grad_enabled()
+
+def test_in_any_mode_of_torch():
+    model = seq(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    plain = trace(model, (3,))
+    with torch.inference_mode():
+        assert same(trace(model, (3,)), plain)
+        assert same(trace(seq(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), (3,)), plain)
+    with torch.autocast('cpu', torch.bfloat16): assert trace(model, (3,)).n_units == plain.n_units
+    with torch.no_grad(): assert same(trace(model, (3,)), plain)
+    assert same(as_graph(model, (3,)), plain) and as_graph(plain) is plain
+
+def test_no_compiler_is_loaded():
+    code = ("import sys, torch; from phew_nb.graph import trace; trace(torch.nn.Linear(3, 2), (3,)); "
+            "print([m for m in ('torch._dynamo', 'fastai', 'pandas') if m in sys.modules])")
+    run = subprocess.run([sys.executable, '-c', code], cwd=root, capture_output=True, text=True)
+    assert run.stdout.strip() == '[]', run.stdout + run.stderr
+
+# Recurrent networks
+
+class ByHand(nn.Module):
+    "An LSTM in elementary operations."
+    def __init__(self, lstm, out):
+        super().__init__()
+        self.r, self.out = lstm, out
+    def forward(self, x): # (b, features, time)
+        i, h, c, hs = F.linear(x.transpose(1, 2), self.r.weight_ih_l0, self.r.bias_ih_l0), torch.zeros(1, 4), torch.zeros(1, 4), []
+        for t in range(x.shape[2]):
+            gates = i[:, t] + F.linear(h, self.r.weight_hh_l0, self.r.bias_hh_l0)
+            a, f, g, o = gates.chunk(4, 1)
+            c = f.sigmoid()*c + a.sigmoid()*g.tanh()
+            h = o.sigmoid()*c.tanh()
+            hs.append(h)
+        return self.out(torch.stack(hs, 1).mean(1))
+
+class Module(nn.Module):
+    def __init__(self, rnn, out):
+        super().__init__()
+        self.r, self.out = rnn, out
+    def forward(self, x): return self.out(self.r(x.transpose(1, 2))[0].mean(1))
+
+def test_lstm_is_its_elementary_operations():
+    lstm, out = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+    a, b = trace(Module(lstm, out), (3, 3)), trace(ByHand(lstm, out), (3, 3))
+    sets = [[(l.name, [[sorted(behind[u]) for u in row] for row in l.src.tolist()]) for l in g.layers]
+            for g in (a, b) for behind in [Behind(g)]]
+    rename = {int(u): int(v) for x, y in zip(a.layers, b.layers) for u, v in zip(x.dst.flatten(), y.dst.flatten())}
+    assert [(n, [[sorted(rename.get(u, u) for u in s) for s in row] for row in rows]) for n, rows in sets[0]] == sets[1]
+
+@pytest.mark.parametrize('rnn', [nn.RNN(3, 4, batch_first=True), nn.GRU(3, 4, 2, batch_first=True), nn.LSTM(3, 4, batch_first=True, proj_size=2),
+                                 nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True)])
+def test_recurrent_modules(rnn):
+    width = (getattr(rnn, 'proj_size', 0) or 4)*(1 + rnn.bidirectional)
+    graph = trace(Module(rnn, nn.Linear(width, 2)), (3, 3))
+    weights = {f'r.{n}' for n, p in rnn.named_parameters() if p.ndim > 1}
+    assert graph.params.keys() == weights | {'out.weight'} and not graph.left_out
+    assert graph.live().nonzero().numel() and len(graph.outputs) == 2
+
+def test_long_recurrence_is_fast_enough():
+    graph = trace(Module(nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 1)), (2, 200))
+    assert len(graph.layers) == 201
+
+# Embeddings are layers on one-hot inputs
+
+@pytest.mark.parametrize('model', [
+    seq(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 2)), seq(nn.EmbeddingBag(10, 4), nn.Linear(4, 2)),
+    Fn(lambda s, x: s.o(s.w[x].mean(1)), w=P(10, 4), o=nn.Linear(4, 2)),
+    Fn(lambda s, x: s.o(s.w.index_select(0, x[0]).mean(0, True)), w=P(10, 4), o=nn.Linear(4, 2))])
+def test_embeddings(model):
+    graph = trace(model, example=torch.tensor([[1, 2, 3]]))
+    table = graph.layers[0]
+    assert table.size == (1, 4, 10, 1) and torch.equal(table.src[0], graph.inputs) and len(graph.inputs) == 10
+    assert torch.equal(table.weight()[0, ..., 0], table.param.detach().t()) and len(graph.params) == 2
+
+def test_language_model():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.places = nn.Embedding(10, 4), nn.Embedding(3, 4)
+            self.layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True)
+        def forward(self, x): return self.layer(self.words(x) + self.places(torch.arange(3))) @ self.words.weight.T
+    graph = trace(Model(), example=torch.tensor([[1, 2, 3]]))
+    assert [l.name for l in graph.layers].count('words.weight') == 2 and len(graph.inputs) == len(graph.outputs) == 10
+    assert graph.left_out == {'places.weight': 'reads nothing that depends on the input'}
+    assert graph.total == sum(p.numel() for p in graph.params.values()) == 10*4 + 12*4 + 4*4 + 2*24
+
+# What counts, and what is left out
+
+def test_left_out():
+    graph = trace(models['auxiliary heads'][0](), (1, 4, 4))
+    assert graph.left_out == {'aux.weight': 'the output does not depend on it', 'vain.weight': 'the output does not depend on it'}
+    assert graph.params.keys() == {'a.weight', 'out.weight'} and graph.total == 9*2 + 4
+    assert trace(Branch(), (3,)).left_out == {'a.weight': 'the output does not depend on it'} or 'b.weight' in trace(Branch(), (3,)).left_out
+
+def test_kept_dense():
+    model = seq(nn.Linear(3, 4), seq(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 2))
+    full = trace(model, (3,))
+    for kw, names in ((dict(keep_dense='3'), None), (dict(keep_dense=('1', '2.weight')), ['0.weight']),
+                      (dict(keep_dense='*.0.*'), ['0.weight', '1.1.weight', '2.weight']),
+                      (dict(only='1'), ['1.0.weight', '1.1.weight']), (dict(only=['?.weight']), ['0.weight', '2.weight']),
+                      (dict(only='1', keep_dense='1.1'), ['1.0.weight'])):
+        if names is None:
+            with pytest.raises(TraceError, match="the pattern '3' fits no parameter"): trace(model, (3,), **kw)
+            continue
+        graph = trace(model, (3,), **kw)
+        assert list(graph.params) == names and graph.total == sum(graph.params[n].numel() for n in names)
+        assert [l.counted for l in graph.layers] == [l.name in names for l in graph.layers]
+        assert set(graph.left_out.values()) == {'kept dense'} and graph.n_units == full.n_units and 'kept dense' in repr(graph)
+        assert torch.equal(graph.live({n: p > 0 for n, p in graph.params.items()}),
+                           full.live({n: p > 0 for n, p in graph.params.items()}))
+
+def test_inputs():
+    graph = trace(models['many inputs'][0](), ((1, 4, 4), (3,)))
+    assert graph.inputs.tolist() == [0, 1, 2, 3] and len(graph.example) == 2
+    add = Fn(lambda s, xs: s.o(xs['a'] + xs['b']), o=nn.Linear(3, 2))
+    graph = trace(add, example=({'a': torch.randn(1, 3), 'b': torch.randn(1, 3)},))
+    assert len(graph.inputs) == 6 and sorted(graph.junctions[0].child.tolist()) == list(range(6))
+    x = torch.randn(1, 3)
+    assert len(trace(Fn(lambda s, a, b: s.o(a + b), o=nn.Linear(3, 2)), example=(x, x)).inputs) == 6
+    assert trace(nn.Linear(3, 2), example=torch.randn(3)).inputs.tolist() == [0, 1, 2]
+    tokens = seq(nn.Linear(4, 3), nn.Linear(3, 2))
+    assert [l.size for l in trace(tokens, (5, 4), channel_dim=-1).layers] == [(1, 3, 4, 1), (1, 2, 3, 1)]
+    model, x = models['transformer, token'][0](), torch.randn(4, 1, 4, 4)
+    assert same(trace(model, example=x), trace(model, (1, 4, 4)))
+
+# Shapes of the graph that the notebook promises
+
+def test_attention_convention():
+    "Output channel d of a head: value channel d, merged with the queries and keys of the head."
+    def attend(s, x): return s.a(x := x.transpose(1, 2), x, x, need_weights=False)[0]
+    model = Fn(attend, a=nn.MultiheadAttention(4, 2, batch_first=True))
+    graph = trace(model, (4, 3))
+    qkv, out = graph.layers
+    behind, rows = Behind(graph), qkv.dst[0].tolist()
+    for d in range(4):
+        head = slice(d//2*2, d//2*2 + 2)
+        assert behind[int(out.src[0, d])] == {*rows[0:4][head], *rows[4:8][head], rows[8 + d]}
+    assert {j.kind for j in graph.junctions} == {'mul'}
+
+def test_token_mixing_is_a_filter():
+    graph = trace(models['mixer'][0](), (1, 4, 4))
+    mix = graph.layers[1]
+    assert mix.size == (3, 1, 1, 20) and mix.stride[0] == 0 and mix.src.tolist() == [[0], [1], [2]] or mix.src.shape == (3, 1)
+    assert torch.equal(mix.weight()[0], mix.weight()[2])
+
+def test_gates_keep_the_trunk():
+    model = Fn(lambda s, x: s.o(x*s.g(x.mean((2, 3), keepdim=True)).sigmoid()), g=C(3, 3, 1), o=C(3, 2))
+    gate, = trace(model, (3, 4, 4)).junctions
+    assert gate.kind == 'mul' and not gate.skip.any() and gate.child.view(3, 2).tolist() == [[0, 3], [1, 4], [2, 5]]
+
+def test_normalisation_by_hand():
+    def norm(s, x):
+        x = x - x.mean(1, keepdim=True)
+        x = x/(x.pow(2).sum(1, keepdim=True) + 1).sqrt()
+        return s.o(F.normalize(x)*s.w)
+    graph = trace(Fn(norm, o=nn.Linear(3, 2), w=P(3)), (3,))
+    assert graph.layers[0].src.tolist() == [[0, 1, 2]] and len(graph.layers) == 1
+
+def test_shared_weights_count_once():
+    graph = trace(models['one module twice'][0](), (3,))
+    assert [l.name for l in graph.layers] == ['0.weight']*3 + ['4.weight'] and graph.total == 15
+    graph = trace(models['tied autoencoder'][0](), (5,))
+    assert [l.size for l in graph.layers] == [(1, 3, 5, 1), (1, 5, 3, 1)] and graph.total == 15
+
+def test_a_batch_shares_weights():
+    model = Fn(lambda s, x: torch.matmul(x.unflatten(1, (2, 3)).transpose(2, 3), s.w).flatten(1), w=P(2, 3, 4))
+    for n in (1, 5):
+        layer, = trace(model, example=torch.randn(n, 6, 2)).layers
+        assert layer.size == (2, 4, 3, 1) and layer.src.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+def test_sums_of_a_stack_are_sums():
+    model = Fn(lambda s, x: s.o(torch.stack([x, s.a(x), s.b(x)]).sum(0)), a=nn.Linear(3, 3), b=nn.Linear(3, 3), o=nn.Linear(3, 2))
+    total, = trace(model, (3,)).junctions
+    assert total.kind == 'add' and not total.stat and total.skip.view(3, 3).tolist() == [[True, False, False]]*3
+    check_skips(trace(model, (3,)))
+
+def test_seen_kernel_positions():
+    graph = trace(seq(C(1, 2), nn.Conv2d(2, 2, 3, padding=1, stride=2)), (1, 1, 1))
+    assert all(l.seen.tolist() == [False]*4 + [True] + [False]*4 for l in graph.layers)
+    assert trace(C(1, 2), (1, 4, 4)).layers[0].seen is None
+
+def test_deep_networks():
+    class Deep(nn.Module):
+        "Residual layers on tokens, of which one is unlike the others."
+        def __init__(self, n):
+            super().__init__()
+            self.layers, self.token, self.out = nn.ModuleList(nn.Linear(2, 2) for _ in range(n)), P(1, 1, 2), nn.Linear(2, 2)
+        def forward(self, x):
+            x = torch.cat([self.token, x.transpose(1, 2)], 1)
+            for layer in self.layers: x = x + layer(x)
+            return self.out(x[:, 0])
+    graph = trace(Deep(250), (2, 3))
+    assert len(graph.layers) == 251 and graph.live().any() and graph.live(skips=True).sum() >= graph.live().sum()
+    wide = Fn(lambda s, x: s.o(sum(a(x) for a in s.a)), a=nn.ModuleList(nn.Linear(2, 2) for _ in range(100)), o=nn.Linear(2, 2))
+    assert len(trace(wide, (2,)).layers) == 101
+
+def test_results_written_elsewhere():
+    def out(s, x):
+        y = torch.full((1, 4), 7.)
+        torch.mm(x, s.w, out=y)
+        torch.add(y, x[:, :1], out=y)
+        return s.o(y)
+    graph = trace(Fn(out, w=P(3, 4), o=nn.Linear(4, 2)), (3,))
+    assert [l.name for l in graph.layers] == ['w', 'o.weight'] and len(graph.junctions) == 1
+
+# Refusals say what, where, and what to do
+
+class Spectral(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.out = nn.Linear(4, 4), nn.Linear(3, 2)
+    def forward(self, x):
+        x = self.a(x)
+        return self.out(torch.fft.rfft(x).abs())
+
+linear = lambda n=3, m=2: nn.Linear(n, m)
+refused = {
+    'fft': (Spectral, (4,), ['aten._fft_r2c.default', 'test_graph.py:', 'express it by convolutions']),
+    'inside a module': (lambda: seq(nn.Identity(), seq(Spectral())), (4,), ["module '1.0'", '_fft_r2c']),
+    'complex': (lambda: Fn(lambda s, x: s.o(torch.view_as_real(torch.view_as_complex(x.view(1, 2, 2))*1j).flatten(1)), o=linear(4)),
+                (4,), ['aten.mul.Tensor', 'complex']),
+    'bilinear': (lambda: Fn(lambda s, x: s.b(x, x), b=nn.Bilinear(3, 3, 2)), (3,), ["module 'b'", 'bilinear', 'write it as']),
+    'orthogonal': (lambda: parametrizations.orthogonal(linear(3, 3)), (3,), ['cannot be followed to one', 'use a parameter itself']),
+    'low rank': (lambda: Fn(lambda s, x: F.linear(x, s.w + s.b @ s.a), w=P(3, 3), a=P(1, 3), b=P(3, 1)), (3,), ['cannot be followed']),
+    'two parameters': (lambda: Fn(lambda s, x: F.linear(x, torch.cat([s.w, s.a])), w=P(3, 3), a=P(1, 3)), (3,), ['cannot be followed']),
+    'padded weight': (lambda: Fn(lambda s, x: F.linear(x, F.pad(s.w, (0, 1))), w=P(3, 2)), (3,), ['cannot be followed']),
+    'distance': (lambda: Fn(lambda s, x: s.o(torch.cdist(x, s.w)), w=P(4, 3), o=linear(4)), (3,), ['_cdist_forward']),
+    'inverse': (lambda: Fn(lambda s, x: s.o(torch.linalg.inv(torch.eye(3) + x.T @ x)), o=linear()), (3,), ['linalg_inv']),
+    'quantised': (lambda: torch.ao.quantization.quantize_dynamic(seq(linear(3, 4), linear(4))), (3,), ['quantized', "module '0'"]),
+    'sparse activations': (lambda: Fn(lambda s, x: torch.sparse.mm(x.to_sparse(), s.w), w=P(3, 2)), (3,), ['_to_sparse', 'strided']),
+    'columns of a table': (lambda: Fn(lambda s, x: s.o(s.w.gather(1, x.argsort(1)[:, :2].expand(3, 2)).sum(1)[None]), w=P(3, 4), o=linear()),
+                           (4,), ['aten.gather.default', 'places that depend on the input']),
+    'scattered units': (lambda: Fn(lambda s, x: s.o(torch.zeros(1, 3).scatter_add(1, x.argsort(1), x)), o=linear()), (3,),
+                        ['scatter_add', 'places that the data tells']),
+    'forward fails': (lambda: Fn(lambda s, x: 1/0, o=linear()), (3,), ['does not run', '(1, 3)', 'division by zero']),
+    'wrong size': (linear, (4,), ['does not run', '(1, 4)', 'input_size']),
+    'batch in the size': (lambda: C(3, 2), (1, 3, 8, 8), ['does not run', 'without the batch']),
+    'no size': (linear, None, ['input_size', '(3, 32, 32)']), 'zero size': (linear, (0,), ['input_size']),
+    'a number': (linear, 3, ['input_size']), 'text': (linear, '3', ['input_size']), 'fraction': (linear, (3.,), ['input_size']),
+    'no weights': (nn.ReLU, (3,), ['no prunable weights']), 'normalisation only': (lambda: nn.BatchNorm1d(3), (3,), ['no prunable weights']),
+    'nothing': (nn.Sequential, (3,), ['no prunable weights']), 'width zero': (lambda: seq(linear(3, 0), linear(0, 2)), (3,), ['no prunable']),
+    'numpy': (lambda: Fn(lambda s, x: torch.from_numpy(s.a(x).numpy()), a=linear()), (3,), ['no prunable weights', 'NumPy']),
+    'lazy': (lambda: seq(nn.LazyLinear(3), linear()), (3,), ["'0.weight'", 'run the model once']),
+    'no values': (lambda: nn.Linear(3, 2, device='meta'), (3,), ["'weight'", 'meta']),
+    'a function': (lambda: torch.relu, (3,), ['torch.nn.Module']),
+}
+
+@pytest.mark.parametrize('name', refused)
+@pytest.mark.filterwarnings('ignore')
+def test_refused(name):
+    make, size, words = refused[name]
+    model = make()
+    with pytest.raises(TraceError) as e: trace(model, size)
+    for word in words: assert word in str(e.value)
+
+def test_integers_and_empty_batches():
+    with pytest.raises(TraceError, match='integers: give an `example`'):
+        trace(Fn(lambda s, x: s.o(x.float()), o=linear()), example=torch.tensor([[1, 2, 3]]))
+    with pytest.raises(TraceError, match='no prunable weights'): trace(linear(), example=torch.zeros(0, 3))
+    with pytest.raises(TraceError, match='no prunable weights: .*kept dense'): trace(linear(), (3,), keep_dense='*')
+
+# Pictures
+
+def test_table_and_plots():
+    import matplotlib
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    graph = trace(models['option a'][0](), (2, 4, 4))
+    lines = repr(graph).splitlines()
+    assert lines[0].split()[:2] == ['layer', 'weights'] and len(lines) == 2 + len(graph.nodes)
+    assert f'{graph.total:,} weights in 4 parameters' in lines[-1]
+    masks = {n: torch.rand(p.shape) < .5 for n, p in graph.params.items()}
+    for most in (0, 200): assert graph.plot(masks, most=most) is not None
+    ax = plt.subplots()[1]
+    assert graph.plot(ax=ax) is ax
+    plt.close('all')
+
+# Numbers, against numbers written out
+
+def random_view(v, rng):
+    d = rng.randrange(max(v.ndim, 1))
+    try:
+        return [lambda: v[..., rng.randint(0, 1)::rng.randint(1, 2)], lambda: v.transpose(d, -1), lambda: v.view(-1),
+                lambda: v.view(v.shape[0]*v.shape[1], *v.shape[2:]), lambda: v.unflatten(d, (-1, 2)), lambda: v.diagonal(),
+                lambda: v.unfold(d, 2, 1), lambda: v.select(d, 0), lambda: v.unsqueeze(0).expand(2, *v.shape)][rng.randrange(9)]()
+    except (RuntimeError, IndexError): return v
+
+@pytest.mark.parametrize('seed', range(100))
+def test_numbers_are_those_written_out(seed):
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    shape = [rng.choice([1, 2, 3, 4]) for _ in range(rng.randint(0, 4))]
+    x = torch.zeros(shape).to(memory_format=torch.channels_last if len(shape) == 4 and seed % 2 else torch.contiguous_format)
+    numbers, plain, views = _Numbers(torch.int32), torch.full((x.numel(),), -1), [x]
+    numbers.put(x, -1)
+    for _ in range(10):
+        v = rng.choice(views)
+        for _ in range(rng.randint(0, 3)): v = random_view(v, rng)
+        views.append(v)
+        expected = plain.as_strided(v.shape, v.stride(), v.storage_offset())
+        assert torch.equal(numbers.get(v).long(), expected)
+        places = torch.arange(plain.numel()).as_strided(v.shape, v.stride(), v.storage_offset())
+        if places.unique().numel() < places.numel(): continue
+        new = torch.randint(0, 5, [n if rng.random() < .5 else 1 for n in v.shape]).expand(v.shape)
+        numbers.put(v, new)
+        expected.copy_(new)
