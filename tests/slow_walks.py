@@ -1,9 +1,9 @@
 """A second sampler: slow, in plain Python, written from the rules alone.
 
-A `Net` is a list of layers and joins between named units. It is written by hand from a module's own weights (`Net.conv`,
-`Net.join`), or read from a path graph where writing it by hand would be as awkward as the network. `Law` gives
-the distribution of every step of a walk, and from it single walks, all paths with their probabilities, the probability that a
-walk visits each weight, and the probability that pruning keeps it.
+A `Net` is a list of layers and joins between named units. It is written by hand from a module's own weights
+(`Net.conv`, `Net.join`), or read from a path graph where writing it by hand would be as awkward as the network. `Law`
+gives the distribution of every step of a walk, and from it single walks, all paths with their probabilities, the
+probability that a walk visits each weight, and the probability that pruning keeps it.
 """
 import itertools, math, random
 from collections import defaultdict
@@ -17,7 +17,7 @@ class Net:
         self.inputs, self.outputs, self.nodes, self.sizes = list(inputs), [], [], {}
 
     def _layer(self, name, size, src, dst, entries):
-        "`src[g][i]` is the unit of a column, `dst[g][o]` of a row; `entries[g, o, i, k]` is (weight, place in the parameter)."
+        "`src[g][i]`: unit of a column, `dst[g][o]`: of a row; `entries[g, o, i, k]`: (weight, place in the parameter)."
         self.nodes.append(('layer', name, src, dst, entries))
         self.sizes[name] = size
         return [u for group in dst for u in group]
@@ -84,7 +84,8 @@ class Net:
 def masses(values, power):
     "What each of some numbers is drawn by, and their sum: only the ratios of the first matter."
     values = [abs(v) for v in values]
-    if power == 0 or not any(values): return [1.]*len(values), len(values) if power == 0 else math.inf if -math.inf < power < 0 else 0.
+    if power == 0: return [1.]*len(values), len(values)
+    if not any(values): return [1.]*len(values), math.inf if -math.inf < power < 0 else 0.
     best = max(values) if power > 0 else min(values)
     if math.isinf(power): return [float(v == best) for v in values], best
     if best == 0: return [float(v == 0) for v in values], math.inf
@@ -134,7 +135,8 @@ class Law:
         out, layers = [], defaultdict(list)
         for n, row in self.rows[forward][unit]: layers[n].append(row)
         for n, rows in layers.items(): out.append((sum(self.entries(row)[1] for row in rows), ('layer', n, rows)))
-        for other, skip in self.ways[forward][unit]: out.append((1. if skip else self.mass(other, forward), ('join', other)))
+        for other, skip in self.ways[forward][unit]:
+            out.append((1. if skip else self.mass(other, forward), ('join', other)))
         if unit in (self.net.outputs if forward else self.net.inputs): out.append((1., (END,)))
         return out
 
@@ -196,7 +198,8 @@ class Law:
     def _in_time(self, forward):
         order = list(self.net.inputs)
         for node in self.net.nodes:
-            order += [u for g in node[3] for u in g] if node[0] == 'layer' else list(dict.fromkeys(b for _, b, _ in node[1]))
+            if node[0] == 'layer': order += [u for group in node[3] for u in group]
+            else: order += dict.fromkeys(b for _, b, _ in node[1])
         return [u for u in (order if forward else reversed(order)) if u in self.alive]
 
     # pruning
@@ -233,7 +236,7 @@ class Law:
         return {place: 1 - p for place, p in miss.items()}
 
     def inclusion(self, target, direction='both', granularity='weight', rest=1e-12):
-        "{place: probability that pruning to `target` keeps it}, and {number of walks: probability}: exactly, over all sets of weights."
+        "{place: probability that pruning to `target` keeps it}, {number of walks: probability}, over all sets."
         keys = {}
         bit = lambda place: 1 << keys.setdefault(place, len(keys))
         laws = {}

@@ -1,8 +1,8 @@
 """The walks obey their law: against exact probabilities, a slow second sampler, and a replay of every walk.
 
-Statistical tests compare exact binomial tails with a bound divided by the number of comparisons (Bonferroni): a sampler that
-is right fails one test with probability below 1e-5. Seeds are fixed, so a test that passes once always passes. `pytest -m slow`
-runs the same tests with many more walks.
+Statistical tests compare exact binomial tails with a bound divided by the number of comparisons (Bonferroni): a sampler
+that is right fails one test with probability below 1e-5. Seeds are fixed, so a test that passes once always passes.
+`pytest -m slow` runs the same tests with many more walks.
 """
 import copy, itertools, math, random, warnings
 from collections import Counter, defaultdict
@@ -20,14 +20,15 @@ from awkward import Program, kinds
 from phew_nb.graph import TraceError, trace
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20, vgg19
-from phew_nb.walks import _Table, _Walker, draw_paths, expected_visits, expected_walks, phew, uniforms, walk_keys, walk_order
+from phew_nb.walks import (_Table, _Walker, draw_paths, expected_visits, expected_walks, phew, uniforms, walk_keys,
+                           walk_order)
 from slow_walks import END, Law, Net
 
 inf = math.inf
 pytestmark = pytest.mark.filterwarnings('ignore:.*padding', 'ignore:greedy walks', 'ignore:about .* walks')
 powers = 1, 0, 2, -1, inf, .5
 
-# --- small networks, each with the net that belongs to it ---------------------------------------------------------------
+# --- small networks, each with the net that belongs to it -------------------------------------------------------------
 
 class Fn(nn.Module):
     "A module from a function of itself and the inputs."
@@ -38,6 +39,8 @@ class Fn(nn.Module):
     def forward(self, *xs): return self.run(self, *xs)
 
 L = nn.Linear
+
+def weights(model): return [p for p in model.parameters() if p.ndim > 1]
 
 class Hand(Net):
     "A net that is written by hand: `net(parameter, units read, groups)` adds a layer and gives its units."
@@ -105,7 +108,8 @@ def two_skips():
 def grouped():
     def run(s, x): return s.c(s.b(s.a(x))).amax((2, 3))
     def write(net, x): return net('c.weight', net('b.weight', net('a.weight', x, 2), 4))
-    return Fn(run, a=nn.Conv2d(4, 4, (1, 2), groups=2), b=nn.Conv2d(4, 8, (2, 1), groups=4), c=nn.Conv2d(8, 2, 1)), (4, 3, 3), write
+    parts = dict(a=nn.Conv2d(4, 4, (1, 2), groups=2), b=nn.Conv2d(4, 8, (2, 1), groups=4), c=nn.Conv2d(8, 2, 1))
+    return Fn(run, **parts), (4, 3, 3), write
 
 def dense_block():
     def run(s, x):
@@ -162,7 +166,7 @@ with_skips = 'skip', 'two_skips'
 
 def zeroed(model, kind, seed=0):
     "Weights that make rows awkward."
-    rng, ps = random.Random(seed), [p for p in model.parameters() if p.ndim > 1]
+    rng, ps = random.Random(seed), weights(model)
     with torch.no_grad():
         for n, p in enumerate(ps):
             some = torch.tensor([rng.random() < .3 for _ in range(p.numel())]).view(p.shape)
@@ -186,9 +190,10 @@ def build(name, kind='plain', masks=False):
 
 def some_masks(graph, keep=.7, seed=1):
     rng = random.Random(seed)
-    return Masks({n: torch.tensor([rng.random() < keep for _ in range(p.numel())]).view(p.shape) for n, p in graph.params.items()})
+    draw = lambda p: torch.tensor([rng.random() < keep for _ in range(p.numel())]).view(p.shape)
+    return Masks({n: draw(p) for n, p in graph.params.items()})
 
-# --- the law of one walk ------------------------------------------------------------------------------------------------
+# --- the law of one walk ----------------------------------------------------------------------------------------------
 
 def check_counts(cells, bound=1e-5):
     "`cells` are (count, out of, probability)."
@@ -201,10 +206,12 @@ def check_counts(cells, bound=1e-5):
 
 def path_cells(walker, law, n, direction='both', seed=3):
     "(count, out of, probability) for every start and path of `n` walks, which must start where their turn is."
-    gen, layers = torch.Generator().manual_seed(1), [i for i, node in enumerate(walker.graph.nodes) if hasattr(node, 'src')]
+    gen, nodes = torch.Generator().manual_seed(1), walker.graph.nodes
+    theirs = [i for i, node in enumerate(nodes) if hasattr(node, 'src')]
     mine = [i for i, node in enumerate(law.net.nodes) if node[0] == 'layer']
-    codes = {a: torch.randint(-2**62, 2**62, walker.graph.nodes[b].size, generator=gen) for a, b in zip(mine, layers, strict=True)}
-    sums, theirs = torch.zeros(n, dtype=torch.long), dict(zip(layers, mine))
+    assert len(mine) == len(theirs)
+    codes = {a: torch.randint(-2**62, 2**62, nodes[b].size, generator=gen) for a, b in zip(mine, theirs)}
+    sums, theirs = torch.zeros(n, dtype=torch.long), dict(zip(theirs, mine))
     for i, walks, *where in walker.visits(0, n, seed): sums.index_add_(0, walks, codes[theirs[i]][tuple(where)])
     def code(path): return (sum(int(codes[i][tuple(at)]) for i, *at in path) + 2**63) % 2**64 - 2**63
     seen = defaultdict(Counter)
@@ -269,7 +276,8 @@ def test_visits_are_exact(name):
     "`expected_visits` (lemma 3) and the chance of every weight, to the last digits."
     for kind, masks in (('plain', False), ('rows', False), ('plain', True)):
         _, graph, _, masks = build(name, kind, masks)
-        for power, fork in itertools.product(powers, ('uniform', 'weight')): check_visits(graph, masks, power, fork, name in with_skips)
+        for power, fork in itertools.product(powers, ('uniform', 'weight')):
+            check_visits(graph, masks, power, fork, name in with_skips)
 
 def check_visits(graph, masks, power, fork, skips):
     law, walker = Law(Net.of(graph, masks), power, fork, skips), _Walker(graph, masks, power, fork, skips)
@@ -285,8 +293,9 @@ def check_visits(graph, masks, power, fork, skips):
         torch.testing.assert_close(units, expected, rtol=1e-9, atol=1e-12)
         for i, w in side.weights.items():
             G, O, I, K = w.layer.size
-            g, o, c, k = (t.reshape(-1) for t in torch.meshgrid(*map(torch.arange, (G, O, I, K)), indexing='ij'))
-            expected = torch.tensor([weights[i, *at] for at in itertools.product(range(G), range(O), range(I), range(K))])
+            where = list(itertools.product(range(G), range(O), range(I), range(K)))
+            g, o, c, k = torch.tensor(where).T
+            expected = torch.tensor([weights[i, *at] for at in where])
             torch.testing.assert_close(side.chance_of(i, rates[i], g, o, c, k).float(), expected, rtol=1e-5, atol=1e-9)
             assert torch.equal(side.possible(i, rates[i]).reshape(-1), expected > 0)
 
@@ -298,10 +307,10 @@ def test_visits_counted(power):
     graph, n, count = trace(model, (3, 8, 8)), 40_000, Counter()
     for path in draw_paths(graph, n, seed=1, power=power): count.update([path[0][0], *(step[1] for step in path)])
     visits = expected_visits(graph, power=power)
-    for layer in graph.layers: assert abs(float(visits[layer.dst].sum()) - 1) < 1e-9 # every walk crosses every layer once
+    for layer in graph.layers: assert abs(float(visits[layer.dst].sum()) - 1) < 1e-9 # every walk crosses it once
     check_counts([(count[u], n, float(visits[u])) for u in range(graph.n_units)])
 
-# --- the law of pruning -------------------------------------------------------------------------------------------------
+# --- the law of pruning -----------------------------------------------------------------------------------------------
 
 runs = pytest.mark.parametrize('n', [250, pytest.param(5000, marks=pytest.mark.slow)])
 
@@ -316,9 +325,11 @@ def kept_counts(graph, n, **kwargs):
 def places(graph): return [(name, i) for name, p in graph.params.items() for i in range(p.numel())]
 
 @runs
-@pytest.mark.parametrize('name, density, kwargs', [('tiny', .5, {}), ('tiny', .6, dict(power=2, direction='forward')),
-    ('fork', .4, dict(fork='weight')), ('skip', .4, dict(skips=True)), ('flat', .5, dict(power=-1)), ('shared', .5, {}),
-    ('gate', .3, dict(direction='backward')), ('outputs', .4, dict(power=.5)), ('dense_block', .3, dict(granularity='kernel'))])
+@pytest.mark.parametrize('name, density, kwargs', [
+    ('tiny', .5, {}), ('tiny', .6, dict(power=2, direction='forward')), ('fork', .4, dict(fork='weight')),
+    ('skip', .4, dict(skips=True)), ('flat', .5, dict(power=-1)), ('shared', .5, {}),
+    ('gate', .3, dict(direction='backward')), ('outputs', .4, dict(power=.5)),
+    ('dense_block', .3, dict(granularity='kernel'))])
 def test_weights_are_kept_as_often_as_they_should(name, density, kwargs, n):
     "Against exact probabilities: the set of weights held is a Markov chain, followed over all sets until it stops."
     _, graph, net, _ = build(name)
@@ -331,7 +342,10 @@ def test_weights_are_kept_as_often_as_they_should(name, density, kwargs, n):
 @pytest.mark.parametrize('n', [2000, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('name, density', [('six', .3), ('convs', .4)])
 def test_frequencies_against_a_slow_simulation(name, density, n):
-    "6-8-8-4 and two convolutions: as many runs of both samplers. Given how often both together keep a weight, the share of one is hypergeometric."
+    """6-8-8-4 and two convolutions: as many runs of both samplers.
+
+    Given how often both together keep a weight, the share of one is hypergeometric.
+    """
     _, graph, net, _ = build(name)
     law, rng, slow, target = Law(net), random.Random(0), Counter(), round(density*graph.total)
     for _ in range(n): slow.update(law.prune(target, rng)[0])
@@ -355,7 +369,7 @@ def test_first_walks_against_exact_probabilities(name, n):
         exact = law.after(walks)
         check_counts([(c[p], n, exact.get(p, 0.)) for p in places(graph)])
 
-# --- stopping, seeds, order ---------------------------------------------------------------------------------------------
+# --- stopping, seeds, order -------------------------------------------------------------------------------------------
 
 def memory_places(masks, graph):
     "{(parameter, place in its memory)} of kept weights."
@@ -380,7 +394,8 @@ def replay(graph, target, seed, granularity='weight', masks=None, **kwargs):
     def conserved(name, at): return {(name, at)} if granularity == 'weight' else kernels[name][at]
     while len(held) < target:
         before = set(held)
-        for path in one_walk(graph, walk, seed, masks, **kwargs): held |= conserved(*path) if path[0] in graph.params else set()
+        for name, at in one_walk(graph, walk, seed, masks, **kwargs):
+            if name in graph.params: held |= conserved(name, at)
         walk += 1
     return held, walk, before
 
@@ -390,8 +405,8 @@ def one_walk(graph, t, seed, masks, **kwargs):
         layer = graph.nodes[i]
         yield layer.name, int(layer.index(g, o, c, k))
 
-choices = [{}, dict(power=-1), dict(power=0, fork='weight'), dict(power=2, direction='backward'), dict(direction='forward'),
-           dict(granularity='kernel'), dict(granularity='kernel', power=-1)]
+choices = [{}, dict(power=-1), dict(power=0, fork='weight'), dict(power=2, direction='backward'),
+           dict(direction='forward'), dict(granularity='kernel'), dict(granularity='kernel', power=-1)]
 
 @pytest.mark.parametrize('kwargs', choices)
 @pytest.mark.parametrize('name', ['convs', 'fork', 'grouped', 'shared', 'outputs'])
@@ -420,7 +435,8 @@ def test_nested_and_the_same_from_one_order(kwargs):
         last = masks
         if k in (18, 10, 3): assert masks == phew(graph, .8**k, seed=3, **kwargs)
     for name, o in order.order.items():
-        assert o.dtype == torch.int32 and o.shape == graph.params[name].shape and -1 <= int(o.min()) and int(o.max()) < order.n_walks
+        assert o.dtype == torch.int32 and o.shape == graph.params[name].shape
+        assert -1 <= int(o.min()) and int(o.max()) < order.n_walks
     assert int(order.new.sum()) == sum(int((o >= 0).sum()) for o in order.order.values())
     first = torch.cat([o[o >= 0] for o in order.order.values()])
     assert torch.equal(torch.bincount(first.long(), minlength=order.n_walks), order.new)
@@ -434,10 +450,11 @@ def test_batches_and_threads_change_nothing(monkeypatch):
             with monkeypatch.context() as m:
                 m.setattr(walks_module, '_batch', batch)
                 assert_same_order(walk_order(graph, .1, seed=1, **kwargs), expected)
-    expected, threads = walk_order(trace(vgg19(10, width=.5, seed=0), (3, 32, 32)), .05, seed=1), torch.get_num_threads()
+    model, threads = vgg19(10, width=.5, seed=0), torch.get_num_threads()
+    expected = walk_order(model, .05, (3, 32, 32), seed=1)
     try:
         torch.set_num_threads(4)
-        assert_same_order(walk_order(trace(vgg19(10, width=.5, seed=0), (3, 32, 32)), .05, seed=1), expected)
+        assert_same_order(walk_order(model, .05, (3, 32, 32), seed=1), expected)
     finally: torch.set_num_threads(threads)
 
 def assert_same_order(a, b):
@@ -472,8 +489,8 @@ def by_formula(model):
     "Weights that no library draws."
     rng = random.Random(0)
     with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim > 1: p.copy_(torch.tensor([rng.random() + rng.random() - 1 for _ in range(p.numel())]).view(p.shape))
+        for p in weights(model):
+            p.copy_(torch.tensor([rng.random() + rng.random() - 1 for _ in range(p.numel())]).view(p.shape))
     return model
 
 stored = {
@@ -483,7 +500,7 @@ stored = {
     'resnet20, inverse': (lambda: resnet20(10), (3, 32, 32), .05, dict(power=-1), 'd46e7e5668976921'),
     'resnet20, skips': (lambda: resnet20(10), (3, 32, 32), .05, dict(skips=True, fork='weight'), '56ff628395517996'),
     'resnet20, kernels': (lambda: resnet20(10), (3, 32, 32), .05, dict(granularity='kernel'), 'f17a5b66acef6c6c'),
-    'resnet20, uniform, backward': (lambda: resnet20(10), (3, 32, 32), .05, dict(power=0, direction='backward'), '3730e15fc6e4b859'),
+    'resnet20, back': (lambda: resnet20(10), (3, 32, 32), .05, dict(power=0, direction='backward'), '3730e15fc6e4b859'),
     'vgg19': (lambda: vgg19(100, width=.25), (3, 32, 32), .028, {}, 'a313645c7bc8f40f'),
     'convs': (lambda: convs()[0], (2, 4, 4), .5, dict(power=.5), '6bb4417fb2311006'),
     'dense block': (lambda: dense_block()[0], (2, 3), .5, {}, '18e219cbf09d82fc'),
@@ -496,7 +513,7 @@ def test_masks_stay_what_they_were(name):
     model, size, density, kwargs, expected = stored[name]
     assert phew(by_formula(model()), density, size, seed=1, **kwargs).hash()[:16] == expected
 
-# --- real networks ------------------------------------------------------------------------------------------------------
+# --- real networks ----------------------------------------------------------------------------------------------------
 
 def crossed_by_all(graph):
     "Layers without which no path is left."
@@ -504,7 +521,7 @@ def crossed_by_all(graph):
     return [layer.name for layer in graph.layers if not graph.live(cut(layer)).any()]
 
 def gradients(model, size, masks):
-    "Derivative of the summed outputs by each kept weight, where everything is positive: zero only off every complete path."
+    "Derivative of the summed outputs by each kept weight, where all is positive: zero only off every complete path."
     model = copy.deepcopy(model).double().eval()
     for m in model.modules():
         if isinstance(m, nn.modules.batchnorm._BatchNorm): m.reset_running_stats(); m.reset_parameters()
@@ -523,7 +540,8 @@ def real():
     for name, model, density in (('resnet20', resnet20(10, seed=1), .05), ('vgg19', vgg19(100, seed=0), .028)):
         graph = trace(model, (3, 32, 32))
         order = walk_order(graph, density, seed=1)
-        out[name] = SimpleNamespace(model=model, size=(3, 32, 32), graph=graph, density=density, order=order, masks=order.masks(density))
+        out[name] = SimpleNamespace(model=model, size=(3, 32, 32), graph=graph, density=density, order=order,
+                                    masks=order.masks(density))
     return out
 
 both = pytest.mark.parametrize('name', ['resnet20', 'vgg19'])
@@ -536,7 +554,8 @@ def test_real_networks_keep_whole_paths(real, name):
     live = r.graph.live(r.masks)
     for layer in r.graph.layers:
         kept = layer.pick(r.masks[layer.name]).any(-1)
-        assert live[layer.dst][:, :, None].expand_as(kept)[kept].all() and live[layer.src][:, None].expand_as(kept)[kept].all()
+        ends = live[layer.dst][:, :, None] & live[layer.src][:, None]
+        assert ends[kept].all()
     grads = gradients(r.model, r.size, r.masks)
     assert all(bool((grads[n][m] > 0).all()) for n, m in r.masks.items())
 
@@ -555,11 +574,11 @@ def test_no_layer_that_every_path_crosses_is_empty(real, name):
 
 @both
 def test_width(real, name):
-    "The paper's claim that every unit stays: true for VGG19 at 0.028; for ResNet20 at 0.05 up to a channel or two of a shortcut."
+    "The paper's claim that every unit stays: VGG19 at 0.028 does; ResNet20 at 0.05 but for a channel at a fork."
     r = real[name]
     missing = {n: len(m) - w for (n, m), w in zip(r.masks.items(), r.masks.widths.values()) if w < len(m)}
     if name == 'vgg19': assert not missing and r.graph.live(r.masks).all()
-    else: assert sum(missing.values()) <= 3 and all('shortcut' in n for n in missing)
+    else: assert sum(missing.values()) <= 3 and all('stage3.0' in n for n in missing)
 
 @pytest.mark.slow
 def test_width_of_resnet20():
@@ -568,9 +587,9 @@ def test_width_of_resnet20():
         masks = phew(graph, .05, seed=seed)
         lost.update({n: len(m) - masks.widths[n] for n, m in masks.items()})
     lost = {n: c/40 for n, c in lost.items() if c}
-    assert sum(lost.values()) < 2 and all('shortcut' in n for n, c in lost.items() if c > .1), lost
+    assert sum(lost.values()) < 1 and all('stage3.0' in n for n, c in lost.items() if c > .05), lost
 
-# --- edges --------------------------------------------------------------------------------------------------------------
+# --- edges ------------------------------------------------------------------------------------------------------------
 
 def rows_table(rows, power, holes=False, kernel=1):
     "A table over the rows of a matrix."
@@ -594,7 +613,7 @@ def adversarial(n=70):
 def test_adversarial_rows(power, dtype, n):
     for length, masked in (70, False), (64, True), (1, False), (9, True):
         rows = adversarial(length).to(dtype)
-        if masked: rows = torch.where(torch.rand(rows.shape, generator=torch.Generator().manual_seed(0)) < .3, float('nan'), rows)
+        if masked: rows[torch.rand(rows.shape, generator=torch.Generator().manual_seed(0)) < .3] = float('nan')
         table, who = rows_table(rows, power, holes=masked), torch.arange(9).repeat_interleave(n)
         entries = table.draw(who, uniforms(walk_keys(1, torch.arange(len(who))), 0)).view(9, n)
         for row, drawn in zip(rows.double(), entries):
@@ -614,7 +633,8 @@ def test_the_ends_of_the_unit_interval():
     "The smallest and the largest random number draw the first and the last weight that is not zero."
     u = torch.tensor([0., 2.**-53, 1 - 2.**-53, 1.])
     for power in 1, 2, .5:
-        for rows in torch.tensor([[0., 0, 1, 0, 2, 0]]), torch.tensor([[0.]*9 + [5e-324] + [0.]*9], dtype=torch.double), adversarial()[2:3]:
+        for rows in torch.tensor([[0., 0, 1, 0, 2, 0]]), adversarial()[2:3], \
+                torch.tensor([[0.]*9 + [5e-324] + [0.]*9], dtype=torch.double):
             table = rows_table(rows, power)
             some = rows[0].nonzero().view(-1)
             drawn = table.draw(torch.zeros(4, dtype=torch.long), u.double())
@@ -623,8 +643,6 @@ def test_the_ends_of_the_unit_interval():
 def plain(*sizes, seed=0):
     "An MLP without biases, weights of mixed sign."
     return mlp(sizes, bias=False, seed=seed)
-
-def weights(model): return [p for p in model.parameters() if p.ndim > 1]
 
 def test_a_zero_initialised_layer_is_drawn_uniformly():
     model = plain(6, 8, 8, 4)
@@ -637,7 +655,7 @@ def test_a_zero_initialised_layer_is_drawn_uniformly():
 
 def test_weights_of_zero_are_never_drawn():
     model = plain(10, 12, 12, 5)
-    zeros = {n: torch.rand(p.shape, generator=torch.Generator().manual_seed(0)) < .3 for n, p in model.named_parameters()}
+    zeros = some_masks(trace(model, (10,)), .3)
     with torch.no_grad():
         for n, p in model.named_parameters(): p[zeros[n]] = 0
     for power in 1, .5, 2, 5, inf:
@@ -645,7 +663,8 @@ def test_weights_of_zero_are_never_drawn():
         assert all(bool((o[zeros[n]] < 0).all()) for n, o in order.order.items())
 
 @pytest.mark.parametrize('power', [1, 0, 2, -1, .5, inf, -inf])
-@pytest.mark.parametrize('make', [lambda: (plain(10, 12, 12, 5), (10,)), lambda: (resnet20(10, width=.25, seed=0), (3, 16, 16))])
+@pytest.mark.parametrize('make', [lambda: (plain(10, 12, 12, 5), (10,)),
+                                  lambda: (resnet20(10, width=.25, seed=0), (3, 16, 16))], ids=['mlp', 'resnet20'])
 def test_masked_models(make, power):
     "Masked weights are never drawn, and PHEW composes with itself."
     model, size = make()
@@ -656,7 +675,7 @@ def test_masked_models(make, power):
         assert is_within(masks, before) and masks.total == before.total
         if abs(power) != inf: assert masks.kept >= round(.2*masks.total)
     if abs(power) == inf: return
-    if power in (0, .5, 1): assert phew(model, kept=before.kept, input_size=size, power=power) == before # all that can be reached
+    if power in (0, .5, 1): assert phew(model, kept=before.kept, input_size=size, power=power) == before # all there is
     with pytest.raises(ValueError, match='at most'): phew(model, .41, size, power=power)
 
 def test_masks_of_the_model_are_used_everywhere():
@@ -664,9 +683,10 @@ def test_masks_of_the_model_are_used_everywhere():
     before = phew(model, .4, size)
     before.apply(model)
     graph = trace(model, size)
-    for f in (lambda m, *a, **k: expected_walks(m, .2, *a, **k), lambda m, *a, **k: expected_visits(m, *a, **k).tolist(),
-              lambda m, *a, **k: draw_paths(m, 20, *a, **k)):
-        assert f(model, size, power=0) == f(graph, masks=before, power=0) != f(graph, masks=Masks.dense(graph.params), power=0)
+    dense = Masks.dense(graph.params)
+    for f in (lambda m, *a, **k: expected_walks(m, .2, *a, **k), lambda m, *a, **k: draw_paths(m, 20, *a, **k),
+              lambda m, *a, **k: expected_visits(m, *a, **k).tolist()):
+        assert f(model, size, power=0) == f(graph, masks=before, power=0) != f(graph, masks=dense, power=0)
 
 def test_masked_weights_of_any_size():
     "What is masked may hold any number: the mask counts, not the value."
@@ -696,9 +716,9 @@ def test_bad_densities(density):
 
 def test_bad_choices():
     model = plain(6, 8, 4)
-    for kwargs, word in (dict(power='1'), 'power'), (dict(power=None), 'power'), (dict(power=float('nan')), 'power'), \
-            (dict(fork='both'), 'fork'), (dict(direction='up'), 'direction'), (dict(granularity='filter'), 'granularity'), \
-            (dict(kept=5), 'density= or kept='):
+    for kwargs, word in ((dict(power='1'), 'power'), (dict(power=None), 'power'), (dict(power=float('nan')), 'power'),
+                         (dict(fork='both'), 'fork'), (dict(direction='up'), 'direction'),
+                         (dict(granularity='filter'), 'granularity'), (dict(kept=5), 'density= or kept=')):
         for f in phew, walk_order:
             with pytest.raises(ValueError, match=word): f(model, .5, (6,), **kwargs)
     for kept in 0, -1, 81, 1.5:
@@ -714,8 +734,8 @@ def test_out_of_reach():
     first, second, third = weights(model)
     with torch.no_grad(): second[:, 2] = 0; second[5, 5] = 0; third[:, 0] = 0; third[0, 0] = 1
     # unit 2 of the first hidden layer has no way out but its zeros; the walk that comes there draws one of them
-    with pytest.raises(ValueError, match=r"walks can hold 140 of 144 weights at most \(density 0.972222\), not 144.*'head.weight' 0.9062"):
-        phew(model, 1., (6,))
+    words = r"walks can hold 140 of 144 weights at most \(density 0.972222\), not 144.*'head.weight' 0.9062"
+    with pytest.raises(ValueError, match=words): phew(model, 1., (6,))
     assert phew(model, kept=140, input_size=(6,)).kept == 140
     with pytest.raises(ValueError, match='140 of 144'): phew(model, kept=141, input_size=(6,))
 
@@ -724,7 +744,8 @@ def test_disconnected_units():
     graph = trace(model, (6,))
     masks = Masks.dense(graph.params)
     a, b, c = masks.values()
-    a[3], b[:, 5], c[:, 1], a[:, 0] = False, False, False, False # no way in, no way out, no way out, an input nobody reads
+    a[3], b[:, 5], c[:, 1] = False, False, False # no way in, no way out, no way out
+    a[:, 0] = False # an input that nobody reads
     live = graph.live(masks)
     reach = sum(int((live[l.dst[0]][:, None] & live[l.src[0]] & m).sum()) for l, m in zip(graph.layers, masks.values()))
     got = phew(graph, kept=reach, masks=masks)
@@ -757,15 +778,17 @@ def test_greedy():
     graph = trace(model, (10,))
     a, b, c = (w.abs() for w in weights(model))
     union = {n: torch.zeros(p.shape, dtype=torch.bool) for n, p in graph.params.items()}
-    for start in range(10):
-        unit = start
-        for w, m in zip((a, b, c), union.values()): m[w[:, unit].argmax(), unit] = True; unit = int(w[:, unit].argmax())
-    for start in range(5):
-        unit = start
-        for w, m in zip((c, b, a), reversed(union.values())): m[unit, w[unit].argmax()] = True; unit = int(w[unit].argmax())
+    for unit in range(10):
+        for w, m in zip((a, b, c), union.values()):
+            m[w[:, unit].argmax(), unit] = True
+            unit = int(w[:, unit].argmax())
+    for unit in range(5):
+        for w, m in zip((c, b, a), reversed(union.values())):
+            m[unit, w[unit].argmax()] = True
+            unit = int(w[unit].argmax())
     union = Masks(union)
-    with pytest.warns(UserWarning, match=f'they hold {union.kept:,} weights, not {round(.9*graph.total)}'): masks = phew(graph, .9, power=inf)
-    assert masks == union
+    words = f'they hold {union.kept:,} weights, not {round(.9*graph.total)}'
+    with pytest.warns(UserWarning, match=words): assert phew(graph, .9, power=inf) == union
     with pytest.warns(UserWarning, match='they hold'): assert phew(graph, 1., power=inf) == union
     with pytest.warns(UserWarning, match='they hold'): order = walk_order(graph, .9, power=inf)
     assert order.masks(.5) == union and is_within(order.masks(.02), union) and order.masks(.02).kept < 15
@@ -778,15 +801,16 @@ def test_hopeless_densities_end():
     model = plain(20, 20, 20)
     with torch.no_grad():
         for p in weights(model): p[:, 2:] *= 1e-12; p[2:] *= 1e-12
-    with pytest.raises(ValueError, match='walks can hold .* of 800 weights at most .* below 2e-10 for a walk'): phew(model, .5, (20,))
+    words = 'walks can hold .* of 800 weights at most .* below 2e-10 for a walk'
+    with pytest.raises(ValueError, match=words): phew(model, .5, (20,))
 
 def test_zero_branches_by_weight():
     "Under fork='weight' a branch of zeros has no mass, so walks never take it, and it is out of reach."
     model, graph, net, _ = build('fork')
     with torch.no_grad(): model.short.weight.zero_()
     assert not phew(graph, .7, fork='weight')['short.weight'].any()
-    with pytest.raises(ValueError, match='14 of 20.*short.weight'.replace('14 of 20', f'{graph.total - 4} of {graph.total}')):
-        phew(graph, 1., fork='weight')
+    words = f'{graph.total - 4} of {graph.total}.*short.weight'
+    with pytest.raises(ValueError, match=words): phew(graph, 1., fork='weight')
     assert phew(graph, 1.).density == 1
 
 def test_shared_weights_repeated_in_one_layer():
@@ -846,7 +870,8 @@ def test_parametrized_weights():
         plain_net[0].weight.copy_(normed[0].weight)
     a, b = phew(plain_net, .2, (2, 6, 6), seed=1), phew(normed, .2, (2, 6, 6), seed=1)
     assert set(b) == {'0.parametrizations.weight.original1', '3.weight'}
-    assert torch.equal(a['0.weight'], b['0.parametrizations.weight.original1']) and torch.equal(a['3.weight'], b['3.weight'])
+    assert torch.equal(a['0.weight'], b['0.parametrizations.weight.original1'])
+    assert torch.equal(a['3.weight'], b['3.weight'])
 
 def test_tied_weights():
     model, graph, net, _ = build('shared')
@@ -857,10 +882,13 @@ def test_tied_weights():
     assert list(b) == ['a.weight', 'c.weight'] and b.total == 15
     assert torch.equal(a['a.weight'], b['a.weight']) and torch.equal(a['b.weight'], b['c.weight'])
 
+def network(*layers): return nn.Sequential(*layers[:-1], nn.Flatten(), nn.Linear(*layers[-1]))
+
 @pytest.mark.parametrize('make', [
-    lambda: (nn.Sequential(nn.Conv1d(2, 5, 3), nn.Conv1d(5, 4, 1), nn.Flatten(), nn.Linear(4*6, 3)), (2, 8)),
-    lambda: (nn.Sequential(nn.Conv3d(2, 4, (1, 2, 3)), nn.Conv3d(4, 4, 2, groups=2), nn.Flatten(), nn.Linear(32, 3)), (2, 3, 4, 5)),
-    lambda: (nn.Sequential(nn.ConvTranspose2d(2, 4, 2, stride=2), nn.Conv2d(4, 3, 1), nn.Flatten(), nn.Linear(3*16, 3)), (2, 2, 2))])
+    lambda: (network(nn.Conv1d(2, 5, 3), nn.Conv1d(5, 4, 1), (24, 3)), (2, 8)),
+    lambda: (network(nn.Conv3d(2, 4, (1, 2, 3)), nn.Conv3d(4, 4, 2, groups=2), (32, 3)), (2, 3, 4, 5)),
+    lambda: (network(nn.ConvTranspose2d(2, 4, 2, stride=2), nn.Conv2d(4, 3, 1), (48, 3)), (2, 2, 2))],
+    ids=['1d', '3d', 'transposed'])
 def test_kernels_of_any_shape(make):
     torch.manual_seed(0)
     model, size = make()
@@ -875,7 +903,8 @@ def test_kernels_of_any_shape(make):
         whole = layer.pick(masks[layer.name])
         assert torch.equal(whole.any(-1), whole.all(-1))
 
-@pytest.mark.parametrize('kwargs', [{}, dict(power=2), dict(power=-1), dict(granularity='kernel'), dict(direction='backward')])
+@pytest.mark.parametrize('kwargs', [{}, dict(power=2), dict(power=-1), dict(granularity='kernel'),
+                                    dict(direction='backward')])
 def test_expected_walks_are_about_right(kwargs):
     "The mean of twenty orders is within a tenth of what was foretold (uses of a shared weight are counted together)."
     torch.manual_seed(0)
@@ -887,11 +916,13 @@ def test_expected_walks_are_about_right(kwargs):
             mean = np.mean([walk_order(graph, density, seed=s, **kwargs).n_walks for s in range(20)])
             assert abs(expected_walks(graph, density, **kwargs)/mean - 1) < .1
 
-# --- random networks ----------------------------------------------------------------------------------------------------
+# --- random networks --------------------------------------------------------------------------------------------------
 
-steps = st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(0, 9), st.integers(0, 11)), min_size=1, max_size=5)
-options = st.fixed_dictionaries(dict(power=st.sampled_from([1, 1, 0, 2, -1, .5, inf]), fork=st.sampled_from(['uniform', 'weight']),
-    skips=st.booleans(), direction=st.sampled_from(['both', 'forward', 'backward'])))
+small = st.integers(0, 9)
+steps = st.lists(st.tuples(st.sampled_from(kinds), small, small, st.integers(0, 11)), min_size=1, max_size=5)
+options = st.fixed_dictionaries(dict(
+    power=st.sampled_from([1, 1, 0, 2, -1, .5, inf]), fork=st.sampled_from(['uniform', 'weight']), skips=st.booleans(),
+    direction=st.sampled_from(['both', 'forward', 'backward'])))
 
 def random_graph(channels, program, head, seed):
     torch.manual_seed(seed)
@@ -926,7 +957,7 @@ def test_random_networks(channels, program, head, kwargs, density, seed, granula
     if not graph.live(masks, kwargs['skips']).any():
         with pytest.raises(ValueError, match='no input is connected'): phew(graph, density, masks=masks, **kwargs)
         return
-    with np.errstate(all='ignore'): check_random(graph, masks, density, seed, granularity, kwargs)
+    check_random(graph, masks, density, seed, granularity, kwargs)
 
 def check_random(graph, masks, density, seed, granularity, kwargs):
     own = {k: v for k, v in kwargs.items() if k != 'direction'}
@@ -939,7 +970,8 @@ def check_random(graph, masks, density, seed, granularity, kwargs):
     reach = {p for p in law.conserved(reach, granularity) if p[0] in counted}
     target, both = max(round(density*graph.total), 1), dict(kwargs, masks=masks, granularity=granularity)
     if len(reach) < target and kwargs['power'] != inf:
-        with pytest.raises(ValueError, match=f'walks can hold {len(reach):,} of'): walk_order(graph, density, seed=seed, **both)
+        words = f'walks can hold {len(reach):,} of'
+        with pytest.raises(ValueError, match=words): walk_order(graph, density, seed=seed, **both)
         return
     target = min(target, len(reach))
     order = walk_order(graph, density, seed=seed, **both)
