@@ -294,18 +294,24 @@ def _random_kept(devices):
         random.setstate(python)
         np.random.set_state(numpy)
 
+def _loose(module): return {k: t for k, t in vars(module).items() if isinstance(t, Tensor)} # neither weights nor buffers
+
+def _put_back(module, training, buffers, loose):
+    "Give a module its flag, buffers and loose tensors."
+    module.training = training
+    module._buffers.clear(); module._buffers.update(buffers)
+    for k in _loose(module): del module.__dict__[k]
+    module.__dict__.update(loose)
+
 @contextmanager
 def _state_kept(model):
-    "Parameters, buffers and training flags are put back afterwards."
-    modules, params = list(model.modules()), list(model.parameters())
-    modes, owned = [m.training for m in modules], [dict(m._buffers) for m in modules]
+    "Parameters, buffers, training flags and what modules remember are put back afterwards."
+    states = {m: (m.training, dict(m._buffers), _loose(m)) for m in model.modules()}
     buffers = {b: (b.data, b.clone()) for b in model.buffers()}
-    weights = [(p, p.data, p.requires_grad) for p in params]
+    weights = [(p, p.data, p.requires_grad) for p in model.parameters()]
     try: yield
     finally:
-        for m, mode, own in zip(modules, modes, owned):
-            m.training = mode
-            m._buffers.clear(); m._buffers.update(own)
+        for m, state in states.items(): _put_back(m, *state)
         for b, (data, values) in buffers.items():
             b.data = data
             if not torch.equal(data, values): data.copy_(values)

@@ -110,6 +110,40 @@ def test_network_is_left_bit_for_bit(method, name):
     run(method, model)
     assert_same(before, snapshot(model))
 
+class Remembers(nn.Module):
+    "Keeps its last output, and counts its calls in a buffer that it makes anew."
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.register_buffer('calls', torch.zeros(()))
+    def forward(self, x):
+        self.calls = self.calls + 1
+        self.last = torch.relu(self.a(x))
+        return self.b(self.last)
+
+@pytest.mark.parametrize('method', look)
+@pytest.mark.parametrize('used', [False, True])
+def test_what_a_network_remembers_is_put_back(method, used):
+    model = Remembers()
+    graph = trace(model, (6,))
+    model.__dict__.pop('last', None)
+    if used: model(torch.ones(1, 6))
+    calls, last = model.calls, model.__dict__.get('last')
+    look[method](model, .3, graph, data())
+    assert model.calls is calls and model.__dict__.get('last') is last
+
+@pytest.mark.parametrize('method', look)
+def test_networks_pruned_by_torch(method):
+    from torch.nn.utils import prune as torch_prune
+    model = build('plain')
+    torch_prune.random_unstructured(model.hidden1.linear, 'weight', .5)
+    torch_prune.random_unstructured(model.head, 'weight', .5)
+    first, weight = Masks.of(model), model.head.weight
+    graph = trace(model, (6,))
+    model.head.weight = weight
+    masks = look[method](model, .2, graph, data())
+    assert masks <= first and model.head.weight is weight and masks.kept == round(.2*graph.total)
+
 @pytest.mark.parametrize('method', look)
 def test_left_as_it_was_when_it_fails_half_way(method):
     model, calls = unusual(build('dropping')), []
