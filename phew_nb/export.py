@@ -256,8 +256,8 @@ def _check_equal(model, small, input_size):
         if torch.allclose(a, b, rtol=1e-6, atol=1e-8*float(a.abs().max())): return
         why = f'outputs differ by up to {float((a - b).abs().max()):.2g}'
     except RuntimeError as e: why = str(e)
-    raise ValueError('this network cannot be made compact: its code depends on the number of its channels in a way we do '
-                     f'not know ({why})')
+    raise ValueError('this network cannot be made compact: its code depends on the number of its channels in a way we '
+                     f'do not know ({why})')
 
 def compact(model:nn.Module, # a masked network; left as it is
             masks:Masks=None, # its masks; None: those it remembers

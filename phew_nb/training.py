@@ -124,7 +124,8 @@ def _image(item, size):
     if item.ndim == 3 and tuple(item.shape) != size: item = item.movedim(-1, 0)
     if item.ndim == 2: item = item[None]
     if tuple(item.shape) != size or item.dtype != torch.uint8: raise ValueError(
-        f'this network takes images of bytes (torch.uint8) of size {size}, not {item.dtype} of size {tuple(item.shape)}')
+        f'this network takes images of bytes (torch.uint8) of size {size}, '
+        f'not {item.dtype} of size {tuple(item.shape)}')
     return item
 
 @patch
@@ -454,7 +455,8 @@ def write(self:Checkpoint):
     if int(os.environ.get('RANK', 0)): return
     scaler = getattr(learn, 'scaler', None)
     state = dict(format=_checkpoint, run=_what_runs(learn), done=self.epoch + 1, random=_random_states(),
-                 model=unwrapped(learn.model).state_dict(), opt=learn.opt.state_dict(), scaler=scaler and scaler.state_dict(),
+                 model=unwrapped(learn.model).state_dict(), opt=learn.opt.state_dict(),
+                 scaler=scaler and scaler.state_dict(),
                  data=getattr(dl, 'epoch', None), order=dl.rng.getstate(),
                  record=_recorded(learn.recorder), rows=learn.epoch_record.rows, schedule=learn.recipe_schedule.log)
     torch.save(state, buffer := io.BytesIO())

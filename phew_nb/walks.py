@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from .graph import as_graph, PathGraph, Layer, Junction
 from .masks import Masks, n_kept
+from .flow import check_masks
 
 # %% ../nbs/20_walks.ipynb #55725b15
 def _signed(n): return n - 2**64 if n >= 2**63 else n
@@ -187,9 +188,12 @@ class _Routes:
             if self.has_forks: at = self.choose(units, uniforms(keys, step + depth))
             slots, to, goal = self.slots.take(at), self.to.take(at), self.node.take(at)
             place = to
-            if self.has_slots: place = to + torch.minimum((uniforms(keys, step + depth + 1)*slots).long(), (slots - 1).clamp(min=0))
+            if self.has_slots:
+                u = uniforms(keys, step + depth + 1)
+                place = to + torch.minimum((u*slots).long(), (slots - 1).clamp(min=0))
             junction = (slots == 0) & (goal != _end)
-            node[active], row[active] = goal.masked_fill(junction, _end), self.rows.take(place.masked_fill(slots == 0, 0))
+            node[active] = goal.masked_fill(junction, _end)
+            row[active] = self.rows.take(place.masked_fill(slots == 0, 0))
             if not junction.any(): return node, row
             active, units, keys = active[junction], to[junction], keys[junction]
         raise RuntimeError("more than 2000 junctions without a layer between them")
@@ -337,7 +341,8 @@ def _walk(self: _Side, turns, keys):
         group, line = row[here] // table.size[1], row[here] % table.size[1]
         other, k = entry // table.size[3], entry % table.size[3]
         o, c = (other, line) if self.forward else (line, other)
-        if table.size[3] != self.weights[i].layer.size[3]: k = self.in_kernel(i, group, o, c, uniforms(keys[here], step + 4094))
+        if table.size[3] != self.weights[i].layer.size[3]:
+            k = self.in_kernel(i, group, o, c, uniforms(keys[here], step + 4094))
         yield i, here, group, o, c, k
         node[here], row[here] = self.routes.follow(self.units[i][group, other], keys[here], step)
 _Side.walk = _walk
@@ -364,6 +369,8 @@ class _Walker:
     "Everything that is needed to walk on a graph with its weights as they are now."
     def __init__(self, graph, masks=None, power=1, fork='uniform', skips=False, direction='both', granularity='weight'):
         _check_options(power, fork, direction, granularity)
+        masks = masks if masks is None or isinstance(masks, Masks) else Masks(masks)
+        check_masks(graph, masks)
         self.graph, self.granularity, self.masks = graph, granularity, masks
         self.power = power = float(power)
         _check_finite(graph)
@@ -385,10 +392,14 @@ class _Walker:
             if len(mine):
                 for i, here, *where in side.walk(walks[mine] // m, keys[mine]): yield i, walks[mine][here], *where
 
-def _walker(model, input_size=None, masks=None, **kwargs):
-    "A walker on a model (with its own masks, if it is masked) or on a graph."
+def _given(model, input_size, masks):
+    "The graph, and the masks that hold: those given, or those that the model remembers."
     if masks is None and not isinstance(model, PathGraph): masks = Masks.of(model)
-    return _Walker(as_graph(model, input_size), masks, **kwargs)
+    return input_size if isinstance(input_size, PathGraph) else as_graph(model, input_size), masks
+
+def _walker(model, input_size=None, masks=None, **kwargs):
+    "A walker on a model or on a graph."
+    return _Walker(*_given(model, input_size, masks), **kwargs)
 
 def _check_finite(graph):
     for layer in graph.layers:
@@ -397,11 +408,13 @@ def _check_finite(graph):
             f"the weights '{layer.name}' hold {int((~torch.isfinite(w)).sum())} values that are NaN or infinite")
 
 def _check_options(power, fork, direction, granularity):
-    for name, value, known in (('fork', fork, ('uniform', 'weight')), ('direction', direction, ('both', 'forward', 'backward')),
+    for name, value, known in (('fork', fork, ('uniform', 'weight')),
+                               ('direction', direction, ('both', 'forward', 'backward')),
                                ('granularity', granularity, ('weight', 'kernel'))):
         if value not in known: raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
     if isinstance(power, bool) or not isinstance(power, Real) or power != power:
-        raise ValueError(f"power must be a real number (1 PHEW, 0 uniform, -1 inverse, 2 squared, inf greedy), not {power!r}")
+        raise ValueError("power must be a real number (1 PHEW, 0 uniform, -1 inverse, 2 squared, inf greedy), "
+                         f"not {power!r}")
 
 # %% ../nbs/20_walks.ipynb #61a811e5
 def draw_paths(model,           # a network or its `PathGraph`
@@ -434,7 +447,8 @@ class _Order:
                       for name, p in self.graph.params.items()}
         names = [layer.name for layer in self.graph.layers]
         self.shared = {name for name in names if names.count(name) > 1} | {
-            layer.name for layer in self.graph.layers if layer.stride is not None and 0 in layer.stride[:1] and layer.size[0] > 1}
+            layer.name for layer in self.graph.layers
+            if layer.stride is not None and 0 in layer.stride[:1] and layer.size[0] > 1}
         self.new, self.n_walks = torch.zeros(0, dtype=torch.long), 0
 
     @property
@@ -515,7 +529,7 @@ _Side.passed_on = _passed_on
 
 # %% ../nbs/20_walks.ipynb #4385f549
 def _sample(layer, whole_kernels, most, gen):
-    "Some weights of a layer: (n, uses, positions) indices of what conserves each of them, and how many each stands for."
+    "Some weights of a layer: (n, uses, positions) indices of what conserves each, and how many each stands for."
     G, O, I, K = layer.size
     repeated = layer.stride is not None and layer.stride[0] == 0 # all groups use the same weights
     size = (1 if repeated else G, O, I, K)
@@ -661,8 +675,9 @@ def _out_of_reach(graph, target, most, masks, least=0.):
     lowest = sorted((int(m.sum())/len(m), name) for name, m in masks.items())[:4]
     layers = ', '.join(f"'{name}' {share:.4g}" for share, name in lowest if share < 1)
     why = f"below {least:.0e} for a walk" if least else "zero"
-    return (f"walks can hold {most:,} of {graph.total:,} weights at most (density {most/graph.total:.6g}), not {target:,}: other "
-            f"weights have probability {why}, or are on no complete path. Reachable shares of the lowest layers: {layers}. "
+    return (f"walks can hold {most:,} of {graph.total:,} weights at most (density {most/graph.total:.6g}), "
+            f"not {target:,}: other weights have probability {why}, or are on no complete path. "
+            f"Reachable shares of the lowest layers: {layers}. "
             f"Ask for less, or look at the graph and the weights of these layers")
 
 # %% ../nbs/20_walks.ipynb #67121a20
@@ -684,7 +699,8 @@ class WalkOrder:
         target, held = n_kept(self.total, density, kept), self.new.cumsum(0)
         if target > held[-1] and self.is_all: target = int(held[-1])
         if target > held[-1]: raise ValueError(
-            f"this order holds {int(held[-1]):,} weights (density {self.density:.6g}), fewer than the {target:,} asked for; "
+            f"this order holds {int(held[-1]):,} weights (density {self.density:.6g}), fewer than the {target:,} "
+            "asked for; "
             "make one with a larger max_density")
         return int(torch.searchsorted(held, target)) + 1
 
@@ -715,7 +731,8 @@ def _batch(order, target):
 def _take_walks(walker, target, seed, progress):
     "Walk until `target` weights are held."
     order, doubt = _Order(walker), 2**20
-    with tqdm(total=target, unit=' weights', delay=2, disable=None if progress is None else not progress, leave=False) as bar:
+    off = None if progress is None else not progress
+    with tqdm(total=target, unit=' weights', delay=2, disable=off, leave=False) as bar:
         while order.kept < target:
             order.extend(_batch(order, target), seed)
             bar.update(min(order.kept, target) - bar.n)
@@ -732,9 +749,9 @@ def _check_reach(order, target, least=2.**-32):
 # %% ../nbs/20_walks.ipynb #bb98bda7
 def walk_order(model,                 # a network, or its `PathGraph`
                max_density: float=None, # largest density that will be asked for, in (0, 1]
-               input_size: tuple=None, # size of one input without the batch; not needed for a `PathGraph`
+               input_size=None,       # size of one input without the batch, or the model's `PathGraph`
                seed=0,                # integer or `torch.Generator`: fixes everything
-               power: float=1,        # weights are drawn by |w|^power: 1 PHEW, 0 uniform, -1 inverse, 2 squared, inf greedy
+               power: float=1,        # drawn by |w|^power: 1 PHEW, 0 uniform, -1 inverse, 2 squared, inf greedy
                granularity: str='weight', # what a walk conserves: its 'weight's or whole 'kernel's
                fork: str='uniform',   # choice at forks and junctions: 'uniform' or by 'weight'
                skips: bool=False,     # whether walks may take identity shortcuts
@@ -750,7 +767,8 @@ def walk_order(model,                 # a network, or its `PathGraph`
     target = n_kept(graph.total, max_density, kept)
     most, reachable = _most(walker, target)
     if most < target and abs(power) != inf: raise ValueError(_out_of_reach(graph, target, most, reachable))
-    if most < target: warnings.warn(f"greedy walks have few different paths: they hold {most:,} weights, not {target:,}", stacklevel=2)
+    if most < target: warnings.warn(
+        f"greedy walks have few different paths: they hold {most:,} weights, not {target:,}", stacklevel=2)
     if target > .7*most and target <= most: _say_how_many(walker, target)
     order = _take_walks(walker, min(target, most), _seed(seed), progress)
     n = int(torch.searchsorted(order.new.cumsum(0), min(target, most))) + 1
@@ -758,8 +776,8 @@ def walk_order(model,                 # a network, or its `PathGraph`
 
 def _say_how_many(walker, target):
     n = _estimate(walker, target)
-    if n > 5e6: warnings.warn(f"about {n:.2g} walks are needed for {target:,} of {walker.graph.total:,} weights: small weights "
-                              "are found late at high densities", stacklevel=3)
+    if n > 5e6: warnings.warn(f"about {n:.2g} walks are needed for {target:,} of {walker.graph.total:,} weights: "
+                              "small weights are found late at high densities", stacklevel=3)
 
 def _finish(graph, order, n, is_all):
     "Orders in the shape of the parameters, without walks from number `n` on."
@@ -770,14 +788,13 @@ def _finish(graph, order, n, is_all):
 # %% ../nbs/20_walks.ipynb #8f4358b4
 def phew(model,               # a network, or its `PathGraph`
          density: float=None, # fraction of weights to keep, in (0, 1]
-         input_size: tuple=None, # size of one input without the batch, such as (3, 32, 32); not needed for a `PathGraph`
+         input_size=None,     # size of one input without the batch, such as (3, 32, 32), or the model's `PathGraph`
          seed=0,              # integer or `torch.Generator`: fixes everything
          kept: int=None,      # instead of `density`: number of weights to keep
-         **kwargs             # `power`, `granularity`, `fork`, `skips`, `direction`, `masks`, `progress`: see `walk_order`
+         **kwargs             # `power`, `granularity`, `fork`, `skips`, `direction`, `masks`, `progress`: as there
         ) -> Masks:           # the weights on the paths; raises ValueError where the density is out of reach
     "Masks by PHEW: paths with higher edge weights (section 4)."
-    graph = as_graph(model, input_size)
-    if kwargs.get('masks') is None and not isinstance(model, PathGraph): kwargs['masks'] = Masks.of(model)
+    graph, kwargs['masks'] = _given(model, input_size, kwargs.get('masks'))
     everything = n_kept(graph.total, density, kept) == graph.total and abs(kwargs.get('power', 1)) != inf
     if everything: return _all(graph, kwargs)
     masks = walk_order(graph, density, seed=seed, kept=kept, **kwargs).masks(density, kept)
@@ -789,9 +806,9 @@ def _warn_of_padding(graph, masks):
     blind = {l.name: int(l.pick(masks[l.name])[..., ~l.seen.to(masks[l.name].device)].sum()) for l in graph.layers
              if l.counted and l.seen is not None}
     if sum(blind.values()): warnings.warn(
-        f"{sum(blind.values()):,} of {masks.kept:,} kept weights stand at kernel positions that only ever see padding at this "
-        f"input size, in {sum(n > 0 for n in blind.values())} layers ({', '.join(list(blind)[:3])}, ...): the network is made "
-        "for larger inputs", stacklevel=3)
+        f"{sum(blind.values()):,} of {masks.kept:,} kept weights stand at kernel positions that only ever see padding "
+        f"at this input size, in {sum(n > 0 for n in blind.values())} layers ({', '.join(list(blind)[:3])}, ...): "
+        "the network is made for larger inputs", stacklevel=3)
 
 def _all(graph, kwargs):
     "Masks that keep every weight, where walks could reach them all."
