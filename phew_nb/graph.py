@@ -290,22 +290,22 @@ def is_ancestor(self:_Units, older, younger):
     todo = ((older < younger) & (older >= 0)).nonzero().view(-1)
     if not len(todo): return yes
     alike, which = torch.unique(self.alike(younger[todo]), return_inverse=True)
-    first = max(bisect.bisect_right(self.starts, int(older[todo].min())) - 1, 0)
     for part in range(0, len(alike), step := max(2**26 // self.n, 1)):
         mine = (which >= part) & (which < part + step)
-        found = self.is_behind(older[todo[mine]], which[mine] - part, alike[part:part+step].tolist(), first)
-        yes[todo[mine]] = found
+        yes[todo[mine]] = self.is_behind(older[todo[mine]], which[mine] - part, alike[part:part+step].tolist())
     return yes
 
 @patch
-def is_behind(self:_Units, older, which, younger, first):
-    "For pairs of a unit and an index into a few `younger` ones, the same, looking back to the node `first`."
-    reached, absorbers = torch.zeros(self.n, len(younger), dtype=torch.bool), self.absorber(older)
+def is_behind(self:_Units, older, which, younger):
+    "For pairs of a unit and an index into a few `younger` ones, the same."
+    either = torch.stack([older, self.absorber(older)])
+    reached, found, oldest = torch.zeros(self.n, len(younger), dtype=torch.bool), either[0] < 0, int(either.min())
     for i, unit in enumerate(younger): reached[self.sources(unit), i] = True
-    last, found = bisect.bisect_right(self.starts, max(younger)), torch.zeros(len(older), dtype=torch.bool)
-    for at in range(last, first, -8): # in steps, to stop early: most shortcuts are short
-        _reach_back(self.nodes[max(at-8, first):at], reached)
-        if (found := reached[older, which] | reached[absorbers, which]).all(): break
+    first, last = (bisect.bisect_right(self.starts, unit) for unit in (oldest, max(younger)))
+    for at in range(last, max(first - 1, 0), -8): # in steps, to stop early: most shortcuts are short
+        if not reached[oldest:self.starts[at-1] + self.nodes[at-1].dst.numel()].any(): break
+        _reach_back(self.nodes[max(at-8, first-1, 0):at], reached)
+        if (found := reached[either, which].any(0)).all(): break
     return found
 
 @patch
