@@ -688,6 +688,24 @@ def test_masks_of_the_model_are_used_everywhere():
               lambda m, *a, **k: expected_visits(m, *a, **k).tolist()):
         assert f(model, size, power=0) == f(graph, masks=before, power=0) != f(graph, masks=dense, power=0)
 
+def test_a_model_beside_its_graph():
+    "The graph may stand for the size of the input; then the model's own masks hold, as without it."
+    model, size = plain(10, 12, 12, 5), (10,)
+    graph = trace(model, size)
+    before = phew(model, .4, graph)
+    before.apply(model)
+    for f in (lambda *a: phew(*a, power=0, seed=1), lambda *a: walk_order(*a, power=0).masks(.2)):
+        assert f(model, .2, graph) == f(model, .2, size) and is_within(f(model, .2, graph), before)
+
+def test_masks_of_another_model_are_refused():
+    graph, wrong = trace(plain(6, 8, 4), (6,)), Masks.dense(dict(plain(6, 9, 4).named_parameters()))
+    yes = lambda *shape: torch.ones(shape, dtype=torch.bool)
+    for f in phew, walk_order, expected_walks, lambda g, d, **k: draw_paths(g, 3, **k):
+        with pytest.raises(ValueError, match='another model.*shape'): f(graph, .3, masks=wrong)
+        with pytest.raises(ValueError, match="another model.*no layer 'x'"): f(graph, .3, masks={'x': yes(3)})
+        with pytest.raises(TypeError, match='boolean'): f(graph, .3, masks={'head.weight': torch.ones(4, 8)})
+    assert phew(graph, .3, masks={'head.weight': yes(4, 8)}) == phew(graph, .3)
+
 def test_masked_weights_of_any_size():
     "What is masked may hold any number: the mask counts, not the value."
     model = plain(6, 8, 8, 4)
