@@ -472,6 +472,28 @@ def test_global_random_state_is_neither_read_nor_changed():
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
     assert phew(model, .1, (3, 32, 32), seed=4) == masks
 
+def test_the_model_is_left_alone():
+    model = resnet20(10, width=.25, seed=0).train()
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    phew(model, .1, (3, 32, 32)), walk_order(model, .1, (3, 32, 32), granularity='kernel')
+    assert model.training and all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+def test_a_graph_sees_weights_that_change():
+    model = resnet20(10, width=.25, seed=0)
+    graph = trace(model, (3, 32, 32))
+    by_formula(model)
+    assert phew(graph, .1) == phew(trace(model, (3, 32, 32)), .1)
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
+def test_on_a_gpu():
+    "Sums are taken in another order there, so that at most a walk in millions may draw another weight."
+    model, size = resnet20(10, seed=0), (3, 32, 32)
+    for kwargs in {}, dict(power=-1), dict(granularity='kernel'), dict(fork='weight', skips=True):
+        here = phew(model.cpu(), .05, size, seed=1, **kwargs)
+        there = phew(model.cuda(), .05, size, seed=1, **kwargs).to('cpu')
+        assert there.jaccard(here) > .999
+
 def test_seeds():
     graph = trace(mlp((20, 30, 10), seed=0), (20,))
     a = phew(graph, .2, seed=5)
