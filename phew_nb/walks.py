@@ -743,7 +743,9 @@ def _take_walks(walker, target, seed, progress):
 def _check_reach(order, target, least=2.**-32):
     "After many walks: raise where the rest can't be hoped for; gives the number of walks at which to ask again."
     most, masks = _most(order.walker, target, least)
-    if most < target or order.n_walks > 2**30: raise ValueError(_out_of_reach(order.graph, target, most, masks, least))
+    if most < target: raise ValueError(_out_of_reach(order.graph, target, most, masks, least))
+    if order.n_walks > 2**30: raise ValueError(
+        f"{order.n_walks:,} walks hold {order.kept:,} of the {target:,} weights asked for; ask for less")
     return 2**30
 
 # %% ../nbs/20_walks.ipynb #bb98bda7
