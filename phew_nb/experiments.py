@@ -235,6 +235,7 @@ def _outcome(config, device, checkpoint):
     size = config_size(config, data.input_size)
     graph = trace(model, size)
     before, masks = measures(graph), config_masks(config, model, size, data)
+    if config.method in need_training: graph = trace(model, size) # training may have laid the weights out anew
     sizes = dict(n_train=len(data.train), n_test=len(data.test), kept=masks.kept, total=graph.total,
                  lost=sum(masks.report(graph).lost.values()), masks=masks.hash()[:12])
     found = sizes | both_measures(before, measures(graph, masks)) | dict(seconds_pruning=time.time() - start)

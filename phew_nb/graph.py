@@ -46,14 +46,24 @@ class Layer:
     seen: Tensor = None       # (K,) kernel positions that ever see anything but padding; None: all of them
     counted: bool = True      # False where the layer is kept dense
 
+    def __post_init__(self): self.layout = self.param.stride() if self.param is not None else ()
+
+    def check(self):
+        "Raise where the parameter lies in memory otherwise than when it was traced."
+        if self.param.stride() != self.layout: raise TraceError(
+            f"the parameter '{self.name}' has another memory layout than when it was traced (channels last, perhaps); "
+            "trace the model again")
+
     def weight(self):
         "The weights, (G, O, I, K), a view of the parameter as it is now."
         if self.stride is None: return self.values
+        self.check()
         p = self.param.detach()
         return p.as_strided(self.size, self.stride, p.storage_offset() + self.offset)
 
     def pick(self, t):
         "A tensor of the parameter's shape (a mask, say), arranged as `weight()` is."
+        self.check()
         t = like(t, self.param)
         if self.stride is None: return t.as_strided((t.numel(),), (1,))[self.numbers]
         return t.as_strided(self.size, self.stride, t.storage_offset() + self.offset)

@@ -207,11 +207,16 @@ def plot_scores(scores:dict, # name -> scores
     return ax
 
 # %% ../nbs/21_scores.ipynb #fcc45af3
+def _own_stream(seed):
+    "A generator that shares no random bits with weights drawn from the same number; a given generator as it is."
+    if isinstance(seed, torch.Generator): return seed
+    return torch.Generator().manual_seed((as_generator(seed).initial_seed()*6364136223846793005 + 21) % 2**63)
+
 def random_scores(graph:PathGraph,           # see `trace`
                   seed:int|torch.Generator=0, # source of the random numbers
                  ) -> dict: # name -> scores in [0, 1)
     "A score from the uniform distribution for each weight."
-    gen = as_generator(seed)
+    gen = _own_stream(seed)
     return {name: torch.rand(p.shape, generator=gen) for name, p in graph.params.items()}
 
 def random_pruning(model,                      # a network, or its `PathGraph`
@@ -294,7 +299,9 @@ def _random_kept(devices):
         random.setstate(python)
         np.random.set_state(numpy)
 
-def _loose(module): return {k: t for k, t in vars(module).items() if isinstance(t, Tensor)} # neither weights nor buffers
+def _loose(module):
+    "Tensors of a module that are neither weights nor buffers."
+    return {k: t for k, t in vars(module).items() if isinstance(t, Tensor)}
 
 def _put_back(module, training, buffers, loose):
     "Give a module its flag, buffers and loose tensors."
