@@ -1,16 +1,20 @@
-"""Trace every torchvision classifier at its own input size: `python bench/zoo.py` resumes and prints the table.
+"""Trace and prune every torchvision classifier at its own input size: `python bench/zoo.py` resumes and prints the table.
 
-Each model runs in a process of its own (for its peak memory) and adds one line to results/zoo.csv.
+Each model runs in a process of its own (for its peak memory) and adds one line to results/zoo.csv. Checked on each, at
+densities 0.05 and 0.01: `over` is how many weights more than asked for are kept (less than the layers of one walk),
+`empty` how many layers keep nothing (never one that every path crosses), and every kept weight lies on a kept path.
 """
 import argparse, contextlib, csv, json, os, resource, subprocess, sys, time
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(root))
+densities = .05, .01
 
-# model, input size, refusal; then what was traced, seconds, and memory in MiB
-columns = '''model size refused layers params weights units forks junctions skips left_out build_s forward_s trace_s
+# sizes of what was traced; seconds; memory in MiB beyond the model; what walks keep
+columns = '''model size refused failed layers params weights units forks junctions skips left_out build_s forward_s trace_s
              model_mb forward_mb trace_mb'''.split()
+columns += [f'{name}_{d}' for d in densities for name in ('walk_s', 'over', 'empty')] + ['walk_mb']
 
 def names():
     import torchvision
@@ -74,7 +78,7 @@ def measure(name):
     torch.set_num_threads(int(os.environ.get('OMP_NUM_THREADS', 2)))
     size, row = input_size(name), {c: '' for c in columns}
     with clock(row, 'build_s'): model = build(name)
-    row |= dict(model=name, size='x'.join(map(str, size)), model_mb=round(sum(p.numel()*4 for p in model.parameters())/2**20))
+    row |= dict(model=name, size='x'.join(map(str, size)), model_mb=sum(p.numel()*4 for p in model.parameters()) >> 20)
     base, x = now_mb(), torch.randn(1, *size)
     with torch.no_grad(), clock(row, 'forward_s'): model(x)
     row['forward_mb'] = round(peak_mb() - base)
@@ -83,9 +87,53 @@ def measure(name):
     except TraceError as e: return row | dict(refused=str(e))
     row['trace_mb'] = round(peak_mb() - base)
     junctions = graph.junctions
-    return row | dict(layers=len(graph.layers), params=len(graph.params), weights=graph.total, units=graph.n_units,
-                      forks=count_forks(graph), junctions=sum(len(j.dst) for j in junctions),
-                      skips=int(sum(j.skip.sum() for j in junctions)), left_out=len(graph.left_out))
+    row |= dict(layers=len(graph.layers), params=len(graph.params), weights=graph.total, units=graph.n_units,
+                forks=count_forks(graph), junctions=sum(len(j.dst) for j in junctions),
+                skips=int(sum(j.skip.sum() for j in junctions)), left_out=len(graph.left_out))
+    try: row |= prune(model, graph)
+    except (AssertionError, ValueError) as e: row['failed'] = str(e)
+    return row | dict(walk_mb=round(peak_mb() - base))
+
+def longest(graph):
+    "Layers on the longest path: the most weights that one walk can add."
+    import torch
+    depth = torch.zeros(graph.n_units, dtype=torch.long)
+    for node in graph.nodes:
+        if hasattr(node, 'src'): depth[node.dst] = depth[node.src[node.src >= 0]].max() + 1
+        else: depth[node.dst] = torch.zeros(len(node.dst), dtype=torch.long).scatter_reduce_(0, node.row, depth[node.child], 'amax')
+    return int(depth.max())
+
+def off_path(graph, masks):
+    "Number of kept weights that lie on no complete path of kept weights."
+    live, on = graph.live(masks), {}
+    for layer in graph.layers:
+        if layer.name not in masks: continue
+        good = on.setdefault(layer.name, masks[layer.name].new_zeros(masks[layer.name].shape))
+        ends = (live[layer.src.clamp(min=0)] & (layer.src >= 0))[:, None, :] & live[layer.dst][:, :, None]
+        view = layer.pick(good)
+        if layer.stride is None: good.view(-1)[layer.numbers[ends[..., None].expand(layer.size)]] = True
+        elif layer.stride[0] == 0 and layer.size[0] > 1: view[:1] |= ends.any(0)[None, ..., None]
+        else: view |= ends[..., None]
+    return sum(int((masks[name] & ~good).sum()) for name, good in on.items())
+
+def check(graph, masks, density):
+    "Weights kept beyond the density, and empty layers; raises where an invariant does not hold."
+    over = masks.kept - round(density*graph.total)
+    assert 0 <= over < longest(graph), f'{over} weights more than asked for at density {density}'
+    assert not (off := off_path(graph, masks)), f'{off} kept weights are on no kept path at density {density}'
+    return dict(over=over, empty=sum(not m.any() for m in masks.values()))
+
+def prune(model, graph):
+    "Seconds for each mask, and what it keeps."
+    from phew_nb.walks import phew
+    row, larger = {}, None
+    for d in densities:
+        seconds = {}
+        with clock(seconds, 'walk_s'): masks = phew(model, d, graph, seed=0)
+        row |= {f'{k}_{d}': v for k, v in (seconds | check(graph, masks, d)).items()}
+        assert larger is None or all((larger[n] | ~m).all() for n, m in masks.items()), 'masks are not nested'
+        larger = masks
+    return row
 
 def read(path):
     if not path.exists(): return {}
@@ -99,11 +147,13 @@ def write(path, rows):
         out.writerows(rows.values())
 
 def show(rows):
-    heads = [c for c in columns if c != 'refused']
-    wide = [max(len(str(r.get(h, ''))) for r in [dict(zip(heads, heads)), *rows.values()]) for h in heads]
-    for row in [dict(zip(heads, heads)), *rows.values()]:
-        print('  '.join(str(row.get(h, '')).rjust(w) if i else str(row.get(h, '')).ljust(w) for i,(h, w) in enumerate(zip(heads, wide))))
-        if row.get('refused', '') not in ('', 'refused'): print('    refused:', row['refused'][:300])
+    heads = [c for c in columns if c not in ('refused', 'failed', 'build_s')]
+    cells = [heads] + [[row.get(h, '') for h in heads] for row in rows.values()]
+    wide = [max(len(row[i]) for row in cells) for i in range(len(heads))]
+    for row in cells: print(row[0].ljust(wide[0]), *(c.rjust(w) for c, w in zip(row[1:], wide[1:])))
+    for name, row in rows.items():
+        for what in ('refused', 'failed'):
+            if row.get(what): print(f'{name} {what}: {row[what]}')
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
@@ -119,10 +169,10 @@ def main():
         if name in rows and not args.again: continue
         run = subprocess.run([sys.executable, __file__, '--one', name], capture_output=True, text=True)
         row = json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else \
-            {'model': name, 'refused': (run.stderr.strip().splitlines() or [f'exit {run.returncode}'])[-1]}
+            {'model': name, 'failed': (run.stderr.strip().splitlines() or [f'exit {run.returncode}'])[-1]}
         rows = read(args.out) | {name: row}
         write(args.out, {n: rows[n] for n in [*order, *rows] if n in rows})
-        print({k: row.get(k) for k in ('model', 'refused', 'weights', 'forward_s', 'trace_s', 'trace_mb')}, flush=True)
+        print({k: v for k, v in row.items() if v != ''}, flush=True)
     show(read(args.out))
 
 if __name__ == '__main__': main()
