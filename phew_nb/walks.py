@@ -7,7 +7,7 @@ __all__ = ['uniforms', 'walk_keys', 'draw_paths', 'expected_walks', 'expected_vi
 
 # %% ../nbs/20_walks.ipynb #ce6bacf2
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf, isfinite, prod
 from numbers import Integral, Real
 import torch
