@@ -701,23 +701,34 @@ def pool(self:_Tracer, func, d, args, kwargs, outs):
     "A set over the positions that are pooled, channel by channel."
     numbers, shape = self.known(args[0]), outs[0].shape
     table = _shrink(numbers.flatten(0, -d-1).flatten(1))[0]
-    if table.shape[1] == 1: one = table
-    else: one = self.spread(table, _windows(func, args, kwargs, numbers.shape[-d:]), stat=True)
-    one = one.expand(prod(shape[:-d]), -1).unflatten(0, shape[:-d])
+    if table.shape[1] > 1: table = self.windows(func, args, kwargs, table, numbers.shape[-d:])
+    one = table.expand(prod(shape[:-d]), -1).unflatten(0, shape[:-d])
     one = one.unflatten(-1, shape[-d:]) if one.shape[-1] > 1 else one.view(*shape[:-d], *[1]*d).expand(shape)
     if func._overloadpacket.__name__.startswith('grid_sampler') and self.of(args[1]) is not None:
         one = self.units.merge(one, self.over(self.of(args[1]), range(1, d+2)).view(-1, *[1]*(d+1)), 'mul')
     self.moved.put(outs[0], one)
 
 @patch
+def windows(self:_Tracer, func, args, kwargs, table, size):
+    "Units (rows, m) of the m positions that an operation makes of those in a table (rows, n)."
+    first, kind = _distinct_rows(table.T)
+    if len(_tensors((args, kwargs))) > 1: # the data tells which position goes where
+        one = table.amax(1, keepdim=True)
+        if bool(((table >= 0) & (table != one)).any()): raise ValueError('the positions of a channel are different units')
+        return one
+    into = _windows(func, args, kwargs, size, kind, len(first))
+    few, which = _distinct_rows(into)
+    return self.spread(table[:, first], into[few], stat=True)[:, which]
+
+@patch
 def spread(self:_Tracer, table, into, **kwargs): return self.units.spread(table, into.to(table.device), **kwargs)
 
-def _windows(func, args, kwargs, size):
-    "(m, n) boolean: which of the n positions of a channel go into which of the m positions of the result."
-    if (n := prod(size)) > 2**12 or len(_tensors((args, kwargs))) > 1:
-        raise ValueError(f'the {n} positions of a channel are different units')
-    probe = torch.eye(n, device=args[0].device).view(n, 1, *size)
-    return _tensors(func(probe, *args[1:], **kwargs))[0].flatten(1).T != 0
+def _windows(func, args, kwargs, size, kind, n):
+    "(m, n) boolean: which of the n kinds of positions of a channel go into which of the m positions of the result."
+    if n*len(kind) > 2**24: raise ValueError(f'the {len(kind)} positions of a channel are different units')
+    values = torch.rand(len(kind), generator=torch.Generator().manual_seed(0)) + .5 # (of which no sum is zero by chance)
+    probe = torch.zeros(n, len(kind), device=kind.device).scatter_(0, kind[None], values.to(kind.device)[None])
+    return _tensors(func(probe.view(n, 1, *size), *args[1:], **kwargs))[0].flatten(1).T != 0
 
 # %% ../nbs/10_graph.ipynb #b12d155f
 @patch

@@ -493,6 +493,8 @@ refused = {
                            (4,), ['aten.gather.default', 'places that depend on the input']),
     'scattered units': (lambda: Fn(lambda s, x: s.o(torch.zeros(1, 3).scatter_add(1, x.argsort(1), x)), o=linear()), (3,),
                         ['scatter_add', 'places that the data tells']),
+    'pooled units': (lambda: seq(linear(3, 4900), nn.Unflatten(1, (1, 70, 70)), nn.MaxPool2d(2), nn.Flatten(), linear(1225)), (3,),
+                     ['max_pool2d', '4900 positions of a channel are different units']),
     'forward fails': (lambda: Fn(lambda s, x: 1/0, o=linear()), (3,), ['does not run', '(1, 3)', 'division by zero']),
     'wrong size': (linear, (4,), ['does not run', '(1, 4)', 'input_size']),
     'batch in the size': (lambda: C(3, 2), (1, 3, 8, 8), ['does not run', 'without the batch']),
