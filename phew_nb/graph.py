@@ -572,7 +572,7 @@ class _Tracer(TorchDispatchMode):
     def __init__(self, model):
         super().__init__()
         self.model, self.units, self.moved, self.made = model, _Units(), _Numbers(torch.int32), _Numbers(torch.int64)
-        self.inputs, self.tables, self.constant_fed, self.batch = [], {}, [], 1
+        self.inputs, self.tables, self.constant_fed, self.batch, self.copies = [], {}, [], 1, {}
         self.names, self.params = [name for name, _ in model.named_parameters()], {}
         self.first = list(accumulate((p.numel() for p in model.parameters()), initial=0))[:-1]
         for name, p in model.named_parameters():
@@ -886,17 +886,25 @@ def block(self:_Tracer, block):
         name, p = found
         where = dict(stride=block.stride(), offset=block.storage_offset() - p.storage_offset())
     else:
-        behind = self.made.get(block)
+        behind, copied = self.made.get(block), self.is_copy(block)
         at = {bisect.bisect_right(self.first, int(i)) - 1 for i in (behind.min(), behind.max())}
         if int(behind.min()) < 0 or len(at) > 1:
             raise TraceError(f"the weight used in {_place(self.model)} is computed from parameters in a way that "
                              "cannot be followed to one; use a parameter itself, or an elementwise function of one")
         name, first = self.names[at := at.pop()], self.first[at]
         p = dict(self.model.named_parameters())[name]
-        where = dict(numbers=(behind - first).cpu(), values=block.detach().clone())
+        where = copied and _steps(behind - first) or dict(numbers=(behind - first).cpu(), values=block.detach().clone())
     if p.numel() != 1 + sum((n-1)*s for n, s in zip(p.shape, p.stride())):
         raise TraceError(f"the parameter '{name}' does not fill its memory without gaps; make it contiguous")
     return name, p, where
+
+def _steps(numbers):
+    "Stride and offset of evenly spaced numbers, None if they are not."
+    first = numbers[(0,)*numbers.ndim]
+    stride = tuple(int(numbers.select(d, min(1, n-1))[(0,)*(numbers.ndim-1)] - first) for d, n in enumerate(numbers.shape))
+    even = first + sum(torch.arange(n, device=first.device).view([-1 if i == d else 1 for i in range(numbers.ndim)])*s
+                       for d, (n, s) in enumerate(zip(numbers.shape, stride)))
+    return dict(stride=stride, offset=int(first)) if torch.equal(even.expand(numbers.shape), numbers) else None
 
 # %% ../nbs/10_graph.ipynb #dc75551f
 @patch
@@ -1088,6 +1096,8 @@ def follow_weights(self:_Tracer, func, name, args, kwargs, outs, given):
     outs = [o for o in outs if o.is_floating_point() and _is_strided(o)]
     made = [t for t in given if self.is_weight(t)]
     if not outs or not made: return
+    same = name in ('_to_copy', 'clone') and (self.parameter(made[0]) is not None or self.is_copy(made[0]))
+    for o in outs: self.copies[o.untyped_storage()._cdata] = StorageWeakRef(o.untyped_storage()) if same else None
     if name in _move:
         return [self.made.put(o, n) for o, n in zip(outs, _rerun(func, args, kwargs, self.known_weight, 2))]
     if name == 'copy' or name == '_weight_norm_interface': made = [args[1 if name == 'copy' else 0]]
@@ -1096,6 +1106,12 @@ def follow_weights(self:_Tracer, func, name, args, kwargs, outs, given):
     single = (torch.Tag.pointwise in func.tags or name in (*_keep, 'copy', '_weight_norm_interface')) and \
         len(whole) and all(torch.equal(w, whole[0]) for w in whole)
     for o in outs: self.made.put(o, whole[0] if single and o.shape == outs[0].shape else -2)
+
+@patch
+def is_copy(self:_Tracer, t):
+    "Whether a tensor lies in a mere copy of a parameter."
+    copy = self.copies.get(t.untyped_storage()._cdata)
+    return copy is not None and not copy.expired()
 
 @patch
 def known_weight(self:_Tracer, t):
@@ -1131,12 +1147,14 @@ def _as_it_was(model):
 
 @contextmanager
 def _plain(model):
-    "Evaluation mode without gradients, and no compiled or fused code that hides what it does."
+    "Evaluation mode without gradients or autocast, and no compiled or fused code that hides what it does."
     fast = torch.backends.mha.get_fastpath_enabled()
     compiles = 'torch._dynamo' in sys.modules and hasattr(torch.compiler, 'set_stance')
     with ExitStack() as stack:
         for context in (torch.inference_mode(False), torch.no_grad(), _random_state(model), _as_it_was(model)):
             stack.enter_context(context)
+        for kind in ('cpu', 'cuda'): # (a cast that was cached before would not be seen, in the model's own autocast either)
+            stack.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
         if compiles: stack.enter_context(torch.compiler.set_stance('force_eager'))
         if any(isinstance(m, nn.RNNBase) for m in model.modules()):
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False, allow_tf32=None))

@@ -266,9 +266,51 @@ def test_in_any_mode_of_torch():
     with torch.inference_mode():
         assert same(trace(model, (3,)), plain)
         assert same(trace(seq(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), (3,)), plain)
-    with torch.autocast('cpu', torch.bfloat16): assert trace(model, (3,)).n_units == plain.n_units
     with torch.no_grad(): assert same(trace(model, (3,)), plain)
     assert same(as_graph(model, (3,)), plain) and as_graph(plain) is plain
+
+class Auto(nn.Module):
+    "A forward pass under autocast."
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = seq(*parts)
+    def forward(self, x):
+        with torch.autocast('cpu', torch.bfloat16): return self.parts(x)
+
+@pytest.mark.parametrize('run_before', [False, True])
+@pytest.mark.parametrize('around', [False, True])
+@pytest.mark.parametrize('inside', [False, True])
+def test_autocast(run_before, around, inside):
+    parts = C(2, 4), nn.BatchNorm2d(4), nn.ReLU(), C(4, 4, groups=2), nn.ConvTranspose2d(4, 2, 2), nn.Flatten(), nn.Linear(50, 2)
+    plain, model = trace(seq(seq(*parts)), (2, 4, 4)), Auto(*parts) if inside else seq(*parts)
+    with torch.autocast('cpu', torch.bfloat16, enabled=around):
+        if run_before: model(torch.randn(1, 2, 4, 4)) # (which fills the cache of casts)
+        before = [f() for f in (torch.is_autocast_cache_enabled, lambda: torch.is_autocast_enabled('cpu'), lambda: torch.get_autocast_dtype('cpu'))]
+        graph = trace(model, (2, 4, 4))
+        assert before == [torch.is_autocast_cache_enabled(), around, torch.get_autocast_dtype('cpu')]
+        with pytest.raises(TraceError): trace(model, (3, 4, 4))
+        assert torch.is_autocast_enabled('cpu') == around and torch.is_autocast_cache_enabled()
+    for a, b in zip(graph.layers, plain.layers):
+        assert a.size == b.size and a.param is b.param and a.stride is not None and torch.equal(a.src, b.src) and torch.equal(a.dst, b.dst)
+        assert torch.equal(a.weight(), b.weight()) and is_permutation(layer_ids(a), layer_ids(b)) # in full precision
+    assert len(graph.nodes) == len(plain.nodes)
+
+def test_copies_of_weights():
+    def layer(use, *shape, size=(3,)): return trace(Fn(use, w=P(*shape)), size).layers[0]
+    copies = [layer(lambda s, x: F.linear(x, s.w.half().float()), 4, 3), layer(lambda s, x: F.linear(x, s.w.t().contiguous()), 3, 4),
+              layer(lambda s, x: F.linear(x, s.w.t().contiguous().view(2, 3, 3)[1]), 3, 6), layer(lambda s, x: F.linear(x, s.w.clone()[1:]), 4, 3),
+              layer(lambda s, x: F.conv2d(x, s.w.contiguous(memory_format=torch.channels_last).double().float()), 4, 3, 2, 2, size=(3, 4, 4))]
+    for l in copies:
+        assert l.numbers is None and l.weight().untyped_storage().data_ptr() == l.param.untyped_storage().data_ptr()
+        assert torch.equal(layer_ids(l), l.index(*torch.meshgrid(*map(torch.arange, l.size), indexing='ij')))
+    assert [l.offset for l in copies] == [0, 0, 3, 3, 0]
+    def changed(s, x):
+        w = s.w.clone()
+        w[0] = 0
+        return F.linear(x, w[1:])
+    for use in (changed, lambda s, x: F.linear(x, s.w.clone().mul_(2)), lambda s, x: F.linear(x, s.w.t().contiguous().view(4, 3))):
+        l = layer(use, 4, 3)
+        assert l.stride is None and torch.equal(l.numbers.unique(), l.numbers.flatten().sort()[0])
 
 def test_no_compiler_is_loaded():
     code = ("import sys, torch; from phew_nb.graph import trace; trace(torch.nn.Linear(3, 2), (3,)); "
