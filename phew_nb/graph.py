@@ -202,6 +202,7 @@ class _Units:
     "The units and nodes found so far, in the order in which they ran."
     def __init__(self):
         self.n, self.nodes, self.starts, self.sets, self.leaves = 0, [], [], {}, {}
+        self.above = [] # for each node a set of bits: of the nodes that it is made from (bit 0: of units without one)
         self.within = torch.arange(0) # for each unit, the one that absorbed it in a set
 
     def new(self, n):
@@ -210,10 +211,20 @@ class _Units:
         return torch.arange(self.n - n, self.n)
 
     def add(self, node):
-        self.starts.append(int(node.dst.view(-1)[0])); self.nodes.append(node)
+        read, above = node.src[node.src >= 0] if isinstance(node, Layer) else node.child, 0
+        for i in self.made_by(read).unique().tolist(): above |= 1 << i+1 | (self.above[i] if i >= 0 else 0)
+        self.starts.append(int(node.dst.view(-1)[0])); self.nodes.append(node); self.above.append(above)
         return node
 
 # %% ../nbs/10_graph.ipynb #f755d7fd
+@patch
+def made_by(self:_Units, units):
+    "Index of the node that made each unit, -1 where none did."
+    if not self.nodes: return torch.full(units.shape, -1)
+    at = torch.searchsorted(torch.tensor(self.starts), units, right=True) - 1
+    ends = torch.tensor([start + node.dst.numel() for start, node in zip(self.starts, self.nodes)])
+    return torch.where(units < ends[at], at, -1) # (at -1, these are units before the first node)
+
 @patch
 def nodes_of(self:_Units, units, kind):
     "The different nodes of a kind that made `units`."
@@ -259,9 +270,7 @@ def _reach_back(nodes, reached, links=_all_links, edges=_all_edges):
 
 def _mark(reached, units, values):
     "Or `values` into the rows `units` (with repeats) of `reached`."
-    distinct, which = torch.unique(units, return_inverse=True)
-    hit = torch.zeros(len(distinct), *values.shape[1:], dtype=torch.int32).index_add_(0, which, values.int())
-    reached[distinct] |= hit > 0
+    reached.view(torch.uint8).scatter_reduce_(0, units[:, None].expand(values.shape), values.view(torch.uint8), 'amax')
 
 # %% ../nbs/10_graph.ipynb #d00bd099
 @patch
@@ -296,26 +305,64 @@ def _links(junction, units):
 @patch
 def is_ancestor(self:_Units, older, younger):
     "For pairs of units, whether the first has a way (weighted or not) to the second."
-    yes = torch.zeros(len(older), dtype=torch.bool)
-    todo = ((older < younger) & (older >= 0)).nonzero().view(-1)
-    if not len(todo): return yes
-    alike, which = torch.unique(self.alike(younger[todo]), return_inverse=True)
-    for part in range(0, len(alike), step := max(2**26 // self.n, 1)):
-        mine = (which >= part) & (which < part + step)
-        yes[todo[mine]] = self.is_behind(older[todo[mine]], which[mine] - part, alike[part:part+step].tolist())
+    yes, absorber = torch.zeros(len(older), dtype=torch.bool), self.absorber(older)
+    todo = (older < younger) & (older >= 0)
+    todo[todo.clone()] = self.may_be(older[todo], younger[todo]) | self.may_be(absorber[todo], younger[todo])
+    if not todo.any(): return yes
+    few = len(older[todo].unique()) < len(self.alike(younger[todo]).unique()) # then it is less work to go forward
+    ahead = todo & (absorber != younger) if few else torch.zeros_like(todo)
+    if ahead.any(): yes[ahead] = self.is_ahead(older[ahead], younger[ahead])
+    if (todo := todo & ~ahead).any(): yes[todo] = self.is_behind(older[todo], younger[todo])
     return yes
 
 @patch
-def is_behind(self:_Units, older, which, younger):
-    "For pairs of a unit and an index into a few `younger` ones, the same."
-    either = torch.stack([older, self.absorber(older)])
-    reached, found, oldest = torch.zeros(self.n, len(younger), dtype=torch.bool), either[0] < 0, int(either.min())
-    for i, unit in enumerate(younger): reached[self.sources(unit), i] = True
-    first, last = (bisect.bisect_right(self.starts, unit) for unit in (oldest, max(younger)))
-    for at in range(last, max(first - 1, 0), -8): # in steps, to stop early: most shortcuts are short
-        if not reached[oldest:self.starts[at-1] + self.nodes[at-1].dst.numel()].any(): break
-        _reach_back(self.nodes[max(at-8, first-1, 0):at], reached)
-        if (found := reached[either, which].any(0)).all(): break
+def may_be(self:_Units, older, younger):
+    "For pairs of units, whether the node of the first has a way to the node of the second."
+    above, n = [0, *self.above], len(self.nodes) + 1 # (from here on, 0 stands for no node)
+    pairs, which = torch.unique((self.made_by(older) + 1)*n + self.made_by(younger) + 1, return_inverse=True)
+    return torch.tensor([above[p % n] >> p//n & 1 for p in pairs.tolist()], dtype=torch.bool)[which]
+
+@patch
+def between(self:_Units, older, younger):
+    "Nodes on the way from the nodes of the ones to those of the others, which themselves are left out."
+    (old, young), bits = (self.made_by(u).unique().tolist() for u in (older, younger)), 0
+    for i in young: bits |= self.above[i]
+    from_old = sum(1 << i+1 for i in old)
+    return [n for i, n in enumerate(self.nodes) if bits >> i+1 & 1 and self.above[i] & from_old]
+
+# %% ../nbs/10_graph.ipynb #af9118a1
+@patch
+def is_ahead(self:_Units, older, younger):
+    "The same, carried forward from the older ones."
+    yes, (few, which) = torch.zeros(len(older), dtype=torch.bool), torch.unique(older, return_inverse=True)
+    nodes = self.between(torch.cat([few, self.absorber(few)]), younger)
+    nodes += [self.nodes[i] for i in self.made_by(younger).unique().tolist()]
+    for part in range(0, len(few), step := max(2**26 // self.n, 1)):
+        units, mine = few[part:part+step], (which >= part) & (which < part + step)
+        reached = torch.zeros(self.n, len(units), dtype=torch.bool)
+        for start in (units, self.absorber(units)): reached[start, torch.arange(len(units))] = True
+        yes[mine] = _reach(nodes, reached)[younger[mine], which[mine] - part]
+    return yes
+
+@patch
+def is_behind(self:_Units, older, younger):
+    "The same, carried back from the younger ones."
+    alike, which = torch.unique(self.alike(younger), return_inverse=True)
+    either, yes = torch.stack([older, self.absorber(older)]), torch.zeros(len(older), dtype=torch.bool)
+    for part in range(0, len(alike), step := max(2**26 // self.n, 1)):
+        mine = (which >= part) & (which < part + step)
+        yes[mine] = self.are_behind(either[:, mine], which[mine] - part, alike[part:part+step])
+    return yes
+
+@patch
+def are_behind(self:_Units, either, which, younger):
+    "For pairs of units (or of their absorbers) and an index into a few `younger` ones, the same."
+    reached, found = torch.zeros(self.n, len(younger), dtype=torch.bool), either[0] < 0
+    for i, unit in enumerate(younger.tolist()): reached[self.sources(unit), i] = True
+    nodes = self.between(either.flatten(), younger)
+    for at in range(len(nodes), -8, -8): # in steps, to stop early: most shortcuts are short
+        if (found := reached[either, which].any(0)).all() or at <= 0: break
+        _reach_back(nodes[max(at-8, 0):at], reached)
     return found
 
 @patch
@@ -713,9 +760,9 @@ def windows(self:_Tracer, func, args, kwargs, table, size):
     "Units (rows, m) of the m positions that an operation makes of those in a table (rows, n)."
     first, kind = _distinct_rows(table.T)
     if len(_tensors((args, kwargs))) > 1: # the data tells which position goes where
-        one = table.amax(1, keepdim=True)
-        if bool(((table >= 0) & (table != one)).any()): raise ValueError('the positions of a channel are different units')
-        return one
+        high = table.amax(1, keepdim=True)
+        if not ((table < 0) | (table == high)).all(): raise ValueError('the positions of a channel are different units')
+        return high
     into = _windows(func, args, kwargs, size, kind, len(first))
     few, which = _distinct_rows(into)
     return self.spread(table[:, first], into[few], stat=True)[:, which]
@@ -726,7 +773,7 @@ def spread(self:_Tracer, table, into, **kwargs): return self.units.spread(table,
 def _windows(func, args, kwargs, size, kind, n):
     "(m, n) boolean: which of the n kinds of positions of a channel go into which of the m positions of the result."
     if n*len(kind) > 2**24: raise ValueError(f'the {len(kind)} positions of a channel are different units')
-    values = torch.rand(len(kind), generator=torch.Generator().manual_seed(0)) + .5 # (of which no sum is zero by chance)
+    values = torch.rand(len(kind), generator=torch.Generator().manual_seed(0)) + .5 # (no sum of them is zero by chance)
     probe = torch.zeros(n, len(kind), device=kind.device).scatter_(0, kind[None], values.to(kind.device)[None])
     return _tensors(func(probe.view(n, 1, *size), *args[1:], **kwargs))[0].flatten(1).T != 0
 
@@ -901,7 +948,8 @@ def block(self:_Tracer, block):
 def _steps(numbers):
     "Stride and offset of evenly spaced numbers, None if they are not."
     first = numbers[(0,)*numbers.ndim]
-    stride = tuple(int(numbers.select(d, min(1, n-1))[(0,)*(numbers.ndim-1)] - first) for d, n in enumerate(numbers.shape))
+    lines = [numbers[(*[0]*d, slice(2), *[0]*(numbers.ndim-d-1))] for d in range(numbers.ndim)]
+    stride = tuple(int(line[-1] - line[0]) for line in lines)
     even = first + sum(torch.arange(n, device=first.device).view([-1 if i == d else 1 for i in range(numbers.ndim)])*s
                        for d, (n, s) in enumerate(zip(numbers.shape, stride)))
     return dict(stride=stride, offset=int(first)) if torch.equal(even.expand(numbers.shape), numbers) else None
@@ -1153,7 +1201,7 @@ def _plain(model):
     with ExitStack() as stack:
         for context in (torch.inference_mode(False), torch.no_grad(), _random_state(model), _as_it_was(model)):
             stack.enter_context(context)
-        for kind in ('cpu', 'cuda'): # (a cast that was cached before would not be seen, in the model's own autocast either)
+        for kind in ('cpu', 'cuda'): # (a cast that was cached before would not be seen)
             stack.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
         if compiles: stack.enter_context(torch.compiler.set_stance('force_eager'))
         if any(isinstance(m, nn.RNNBase) for m in model.modules()):

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations
 
 from awkward import C, Branch, Encoder, Fn, Loop, P, Program, Stochastic, kinds, models, seq
 from truth import Behind, compare, layer_ids
-from phew_nb.graph import Junction, Layer, PathGraph, TraceError, _Numbers, as_graph, trace
+from phew_nb.graph import Junction, Layer, PathGraph, TraceError, _Numbers, _plain, _run, as_graph, trace
 from phew_nb.masks import Masks
 
 root = Path(__file__).resolve().parent.parent
@@ -79,6 +79,22 @@ def test_skips_of_known_networks(name):
     if name != 'transformer, token': check_skips(graph) # (its tokens are absorbed by others)
     assert any(bool(j.skip.any()) for j in graph.junctions) == (name in with_skips)
 
+@pytest.mark.parametrize('name', ['option a', 'transformer, token', 'mixer', 'stochastic depth', 'running sums', 'constants', 'many inputs'])
+def test_ancestors_forward_and_back(name):
+    make, *sizes = models[name]
+    graph = trace(model := make(), sizes[0] if len(sizes) == 1 else sizes)
+    with _plain(model): units = _run(model, graph.example, 1)[0].units
+    behind = closure(PathGraph(units.nodes, units.n, graph.inputs, graph.outputs, {}, {}))
+    made = torch.arange(units.n)[units.made_by(torch.arange(units.n)) >= 0]
+    assert len(made) == sum(n.dst.numel() for n in units.nodes)
+    old, young = (t.flatten() for t in torch.meshgrid(torch.arange(units.n), made, indexing='ij'))
+    expected = behind[young, old] | behind[young, units.absorber(old)]
+    before = old < young
+    for found in (units.is_ancestor, units.is_behind): assert torch.equal(found(old[before], young[before]), expected[before])
+    before &= units.absorber(old) != young
+    assert torch.equal(units.is_ahead(old[before], young[before]), expected[before])
+    assert expected.any() and not expected.all()
+
 small = dict(resnet18=(), mobilenet_v3_small=(), shufflenet_v2_x0_5=(), squeezenet1_1=())
 
 @pytest.mark.parametrize('name', small)
@@ -90,6 +106,17 @@ def test_torchvision(name):
         if isinstance(m, nn.BatchNorm2d): m.running_var.fill_(.1)
     graph, n = compare(model, (3, 48, 48), most=2)
     assert n >= len(graph.layers)
+
+@pytest.mark.parametrize('name', ['lraspp_mobilenet_v3_large', 'deeplabv3_mobilenet_v3_large'])
+def test_torchvision_segmentation(name):
+    torchvision = pytest.importorskip('torchvision')
+    torch.manual_seed(0)
+    kwargs = dict(aux_loss=True) if name.startswith('deeplab') else {}
+    model = torchvision.models.get_model(name, weights=None, weights_backbone=None, num_classes=3, **kwargs)
+    for m in model.modules():
+        if isinstance(m, nn.BatchNorm2d): m.running_var.fill_(.1)
+    graph, n = compare(model, (3, 32, 32), most=2)
+    assert n >= len(graph.layers) and not graph.left_out and len(graph.outputs) == (6 if kwargs else 3)
 
 # Paths, by brute force
 
