@@ -202,7 +202,8 @@ class _Units:
     "The units and nodes found so far, in the order in which they ran."
     def __init__(self):
         self.n, self.nodes, self.starts, self.sets, self.leaves = 0, [], [], {}, {}
-        self.above = [] # for each node a set of bits: of the nodes that it is made from (bit 0: of units without one)
+        self.spans = torch.zeros(2, 64, dtype=torch.long) # for each node its first unit, and the one after its last
+        self.above = [0] # bits of the nodes (counted from 1) that each node is made from, bit 0 for units without one
         self.within = torch.arange(0) # for each unit, the one that absorbed it in a set
 
     def new(self, n):
@@ -212,18 +213,20 @@ class _Units:
 
     def add(self, node):
         read, above = node.src[node.src >= 0] if isinstance(node, Layer) else node.child, 0
-        for i in self.made_by(read).unique().tolist(): above |= 1 << i+1 | (self.above[i] if i >= 0 else 0)
-        self.starts.append(int(node.dst.view(-1)[0])); self.nodes.append(node); self.above.append(above)
+        for i in self.made_by(read).unique().tolist(): above |= 1 << i | self.above[i]
+        start, n = int(node.dst.view(-1)[0]), len(self.nodes)
+        if n == self.spans.shape[1]: self.spans = self.spans.repeat(1, 2)
+        self.spans[0, n], self.spans[1, n] = start, start + node.dst.numel()
+        self.starts.append(start); self.nodes.append(node); self.above.append(above)
         return node
 
 # %% ../nbs/10_graph.ipynb #f755d7fd
 @patch
 def made_by(self:_Units, units):
-    "Index of the node that made each unit, -1 where none did."
-    if not self.nodes: return torch.full(units.shape, -1)
-    at = torch.searchsorted(torch.tensor(self.starts), units, right=True) - 1
-    ends = torch.tensor([start + node.dst.numel() for start, node in zip(self.starts, self.nodes)])
-    return torch.where(units < ends[at], at, -1) # (at -1, these are units before the first node)
+    "The node that made each unit, counted from 1; 0 where none did."
+    starts, ends = self.spans[:, :max(len(self.nodes), 1)]
+    at = torch.searchsorted(starts, units.contiguous(), right=True)
+    return torch.where(units < ends[at-1], at, 0) # (an input before the first node has `at` 0 already)
 
 @patch
 def nodes_of(self:_Units, units, kind):
@@ -318,17 +321,17 @@ def is_ancestor(self:_Units, older, younger):
 @patch
 def may_be(self:_Units, older, younger):
     "For pairs of units, whether the node of the first has a way to the node of the second."
-    above, n = [0, *self.above], len(self.nodes) + 1 # (from here on, 0 stands for no node)
-    pairs, which = torch.unique((self.made_by(older) + 1)*n + self.made_by(younger) + 1, return_inverse=True)
-    return torch.tensor([above[p % n] >> p//n & 1 for p in pairs.tolist()], dtype=torch.bool)[which]
+    n = len(self.above)
+    pairs, which = torch.unique(self.made_by(older)*n + self.made_by(younger), return_inverse=True)
+    return torch.tensor([self.above[p % n] >> p//n & 1 for p in pairs.tolist()], dtype=torch.bool)[which]
 
 @patch
 def between(self:_Units, older, younger):
     "Nodes on the way from the nodes of the ones to those of the others, which themselves are left out."
-    (old, young), bits = (self.made_by(u).unique().tolist() for u in (older, younger)), 0
-    for i in young: bits |= self.above[i]
-    from_old = sum(1 << i+1 for i in old)
-    return [n for i, n in enumerate(self.nodes) if bits >> i+1 & 1 and self.above[i] & from_old]
+    (old, young), to_young = (self.made_by(u).unique().tolist() for u in (older, younger)), 0
+    for i in young: to_young |= self.above[i]
+    from_old = sum(1 << i for i in old)
+    return [self.nodes[i-1] for i in range(old[0]+1, young[-1]) if to_young >> i & 1 and self.above[i] & from_old]
 
 # %% ../nbs/10_graph.ipynb #af9118a1
 @patch
@@ -336,7 +339,7 @@ def is_ahead(self:_Units, older, younger):
     "The same, carried forward from the older ones."
     yes, (few, which) = torch.zeros(len(older), dtype=torch.bool), torch.unique(older, return_inverse=True)
     nodes = self.between(torch.cat([few, self.absorber(few)]), younger)
-    nodes += [self.nodes[i] for i in self.made_by(younger).unique().tolist()]
+    nodes += [self.nodes[i-1] for i in self.made_by(younger).unique().tolist()]
     for part in range(0, len(few), step := max(2**26 // self.n, 1)):
         units, mine = few[part:part+step], (which >= part) & (which < part + step)
         reached = torch.zeros(self.n, len(units), dtype=torch.bool)
