@@ -496,9 +496,17 @@ def spread(self:_Units, table, into, **kwargs):
     "Units (rows, m) of the sets in a table (rows, n): one for each row and each subset in the boolean `into` (m, n)."
     n, table = len(table), _shrink(table)[0]
     if table.shape[1] == 1: return torch.where(into.any(1), table, -1).expand(n, -1)
-    step = max(2**24 // into.numel(), 1)
-    rows = [torch.where(into, part[:, None], -1).flatten(0, 1) for part in table.split(step)]
-    return torch.cat([self.gather(r, **kwargs) for r in rows]).view(len(table), -1).expand(n, -1)
+    places, table = _places(into), nn.functional.pad(table, (0, 1), value=-1)
+    parts = table.split(max(2**24 // max(places.numel(), 1), 1))
+    one = torch.cat([self.gather(part[:, places].flatten(0, 1), **kwargs) for part in parts])
+    return one.view(len(table), -1).expand(n, -1)
+
+def _places(into):
+    "(m, k) columns where each row of a boolean (m, n) is true, the number n in place of those that are fewer than k."
+    (row, column), count = into.nonzero(as_tuple=True), into.sum(1)
+    places = torch.full((len(into), int(count.max())), into.shape[1], device=into.device)
+    places[row, torch.arange(len(row), device=into.device) - (count.cumsum(0) - count)[row]] = column
+    return places
 
 # %% ../nbs/10_graph.ipynb #42e3ee4d
 @patch
