@@ -39,7 +39,8 @@ def quick_init():
 def build(name, seed=0):
     "The model with weights of a scale that keeps activations finite, in evaluation mode."
     import torch, torchvision
-    with quick_init(): model = torchvision.models.get_model(name, weights=None)
+    more = dict(image_size=input_size(name)[1]) if name.startswith('vit') else {} # (a ViT has positions for one size)
+    with quick_init(): model = torchvision.models.get_model(name, weights=None, **more)
     gen, noise = torch.Generator().manual_seed(seed), torch.empty(2**20)
     for p in model.parameters():
         fan = max(p[0].numel(), 1) if p.ndim > 1 else 1
