@@ -737,8 +737,12 @@ def _take_walks(walker, target, seed, progress):
             order.extend(_batch(order, target), seed)
             bar.update(min(order.kept, target) - bar.n)
             bar.set_postfix(walks=order.n_walks, refresh=False)
-            if order.kept < target and order.n_walks > doubt: doubt = _check_reach(order, target)
+            if order.n_walks > doubt and _is_far(order, target): doubt = _check_reach(order, target)
     return order
+
+def _is_far(order, target):
+    "Whether the rest, at the recent rate, takes over four times as many walks as were drawn so far."
+    return order.kept + 4*order.n_walks*float(order.new[-2**16:].double().mean()) < target
 
 def _check_reach(order, target, least=2.**-32):
     "After many walks: raise where the rest can't be hoped for; gives the number of walks at which to ask again."

@@ -768,6 +768,19 @@ def test_bad_choices():
     order = walk_order(model, .3, (6,))
     with pytest.raises(ValueError, match='max_density'): order.masks(.9)
 
+def test_reach_is_asked_again_only_where_walks_make_no_headway(monkeypatch):
+    "Which takes long for a large network, and is of no use while new weights come in."
+    asked, model = [], mlp((3, 400, 3), seed=0)
+    monkeypatch.setattr(walks_module, '_check_reach', lambda order, target: asked.append(order.n_walks) or 2**30)
+    monkeypatch.setattr(walks_module, '_batch', lambda order, target: 2**19)
+    walker = _Walker(trace(model, (3,)))
+    order = walks_module._Order(walker)
+    order.n_walks, order.new = 2**20, torch.ones(2**20, dtype=torch.long)
+    assert not walks_module._is_far(order, 2**22) and walks_module._is_far(order, 2**23)
+    order.new[-2**16:] = 0
+    assert walks_module._is_far(order, 2**20 + 1) and not walks_module._is_far(order, 2**20 - 2**16)
+    phew(model, .9, (3,)); assert not asked
+
 def test_out_of_reach():
     "The message names the largest density and the layers; the number is exact."
     model = plain(6, 8, 8, 4)
