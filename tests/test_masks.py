@@ -239,7 +239,9 @@ def test_data_parallel():
     assert Masks.of(nn.DataParallel(model)) == masks
     replica = model._replicate_for_data_parallel()
     assert not list(replica.parameters(recurse=False))
-    step(nn.DataParallel(model) if not torch.cuda.is_available() else model, O.SGD(model.parameters(), .1))
+    x, y = (t.to(next(model.parameters()).device) for t in batch()) # (it moves the model where there is a GPU)
+    opt = O.SGD(model.parameters(), .1)
+    nn.functional.cross_entropy(nn.DataParallel(model)(x), y).backward(); opt.step()
     assert_zero(model, masks)
 
 def test_state_dict_is_plain():
