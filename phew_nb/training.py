@@ -388,7 +388,7 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
                    masks:Masks=None, # its masks; None: those it remembers, if any
                    recipe:str|Recipe='default', # how it is trained
                    amp:str=None, # mixed precision: 'bf16' or 'fp16'
-                   channels_last:bool=None, # store images with channels last? None: if there are convolutions, and none unsafe
+                   channels_last:bool=None, # channels last? None: if there are convolutions, and none unsafe
                    deterministic:bool=False, # deterministic algorithms only?
                    cbs=(), # further callbacks
                    **kwargs, # of fastai's `Learner`
