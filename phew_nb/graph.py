@@ -583,11 +583,11 @@ _move = _ops('''cat stack index _unsafe_index index_select gather roll flip repe
     take masked_select tril triu rot90 diag_embed unsafe_split unsafe_split_with_sizes split_copy slice_copy
     permute_copy view_copy expand_copy _reshape_copy split_with_sizes_copy squeeze_copy unsqueeze_copy
     transpose_copy''')
-# every entry stays the unit it was: copies, normalisations, and activations that are not elementwise
+# every entry stays the unit it was: copies, normalisations, and activations that are not tagged as elementwise
 _keep = _ops('''native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update
     cudnn_batch_norm native_layer_norm native_group_norm _fused_rms_norm rms_norm _softmax _log_softmax _safe_softmax
-    native_dropout dropout bernoulli masked_fill rrelu_with_noise hardswish log_sigmoid_forward _prelu_kernel normal
-    clone _to_copy contiguous _conj_physical index_fill''')
+    native_dropout dropout bernoulli masked_fill rrelu_with_noise hardswish leaky_relu log_sigmoid_forward
+    _prelu_kernel normal clone _to_copy contiguous _conj_physical index_fill''')
 # positions of the last one, two or three dimensions are mixed, channels are not
 _pool = re.compile(r'_?(adaptive_|fractional_)?(avg|max)_pool[123]d(_with_indices)?|max_unpool[23]d|grid_sampler_[23]d|'
                    r'_?upsample_(linear|bilinear|bicubic|trilinear|lanczos)[123]d(_aa)?')
@@ -604,6 +604,17 @@ _relabel = _ops('as_strided t transpose squeeze unsqueeze swapaxes swapdims deta
 # new values from nothing
 _fill = _ops('''zero fill uniform random exponential new_zeros new_ones new_full new_empty zeros_like ones_like
     full_like empty_like rand_like randn_like''')
+
+# %% ../nbs/10_graph.ipynb #b763f37f
+def _is_pointwise(func):
+    "Whether an operation is elementwise: it is tagged so, or it is the in-place form of one that is."
+    name = func._overloadpacket.__name__.removesuffix('_')
+    plain = getattr(getattr(getattr(torch.ops, func.namespace), name, None), func._overloadname, func)
+    return any(torch.Tag.pointwise in f.tags for f in (func, plain))
+
+def _named(func, args, kwargs):
+    "The arguments of an operation by name."
+    return {a.name: v for a, v in zip(func._schema.arguments, args)} | kwargs
 
 # %% ../nbs/10_graph.ipynb #58ad7afb
 class TraceError(ValueError):
@@ -630,7 +641,7 @@ class _Tracer(TorchDispatchMode):
     def __init__(self, model):
         super().__init__()
         self.model, self.units, self.moved, self.made = model, _Units(), _Numbers(torch.int32), _Numbers(torch.int64)
-        self.inputs, self.tables, self.constant_fed, self.batch, self.copies = [], {}, [], 1, {}
+        self.inputs, self.tables, self.constant_fed, self.batch, self.copies, self.paused = [], {}, [], 1, {}, False
         self.names, self.params = [name for name, _ in model.named_parameters()], {}
         self.first = list(accumulate((p.numel() for p in model.parameters()), initial=0))[:-1]
         for name, p in model.named_parameters():
@@ -640,6 +651,7 @@ class _Tracer(TorchDispatchMode):
 def __torch_dispatch__(self:_Tracer, func, types, args=(), kwargs=None): # in the class, PyTorch would wrap it
     "After each operation: follow it."
     out = func(*args, **(kwargs or {}))
+    if self.paused: return out
     try: self.follow(func, args, kwargs or {}, out)
     except TraceError: raise
     except Exception as e: self.refuse(func, e)
@@ -719,7 +731,7 @@ def rule(self:_Tracer, func, name, args, kwargs, outs):
     if _pool.fullmatch(name): return self.pool(func, int(re.findall(r'[123]', name)[-1]), args, kwargs, outs)
     if name in _running: return self.running(args, kwargs, outs)
     if name in _reduce: return self.reduce(name, args, kwargs, outs)
-    if torch.Tag.pointwise in func.tags: return self.pointwise(name, args, kwargs, outs)
+    if _is_pointwise(func): return self.pointwise(name, args, kwargs, outs)
     self.refuse(func, 'it is not known which units its results come from')
 
 # %% ../nbs/10_graph.ipynb #7996c77d
@@ -875,11 +887,37 @@ def constant_product(self:_Tracer, numbers, constant):
     if len(into) == 1: return self.spread(numbers.flatten(0, 1), into[0]).view(*numbers.shape[:2], -1)
     return torch.stack([self.spread(n, i) for n, i in zip(numbers, into)])
 
+# %% ../nbs/10_graph.ipynb #6e8f0b9c
+@patch
+def attend(self:_Tracer, q, k, v, bias, out):
+    "Attention, as products of two tensors; the bias is added to the scores."
+    bias, (q, k, v) = self.of(bias), map(self.known, (q, k, v))
+    if q.ndim > 2 and (n := q.shape[-3] // k.shape[-3]) > 1: k, v = (x.repeat_interleave(n, -3) for x in (k, v))
+    scores = self.merged([self.product(q, k.transpose(-1, -2)), bias], 'add')
+    self.moved.put(out, self.product(scores, v))
+
 def _attention(t, func, args, kwargs, outs):
-    "Fused attention: what the unfused operations would give."
-    q, k, v = map(t.known, args[:3])
-    if k.shape[-3] != q.shape[-3]: k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    t.moved.put(outs[0], t.product(t.product(q, k.transpose(-1, -2)), v))
+    "A kernel of attention."
+    named = _named(func, args, kwargs)
+    t.attend(*args[:3], named.get('attn_mask', named.get('attn_bias')), outs[0])
+
+# %% ../nbs/10_graph.ipynb #8ae2175b
+@contextmanager
+def _whole_attention(tracer):
+    "Meanwhile `scaled_dot_product_attention` is followed as one operation."
+    attention = nn.functional.scaled_dot_product_attention
+    def followed(query, key, value, attn_mask=None, *args, **kwargs):
+        run = lambda: attention(query, key, value, attn_mask, *args, **kwargs)
+        if tracer.paused or all(tracer.of(t) is None for t in (query, key, value, attn_mask)): return run()
+        tracer.paused = True
+        try: out = run()
+        finally: tracer.paused = False
+        try: tracer.attend(query, key, value, attn_mask, out)
+        except Exception as e: tracer.refuse('scaled_dot_product_attention', e)
+        return out
+    nn.functional.scaled_dot_product_attention = followed
+    try: yield
+    finally: nn.functional.scaled_dot_product_attention = attention
 
 # %% ../nbs/10_graph.ipynb #7696707a
 def _fold(t, func, args, kwargs, outs):
@@ -908,8 +946,7 @@ def _affine_grid(t, func, args, kwargs, outs):
 def _sorted(t, func, args, kwargs, outs):
     "Values in a new order: the units that lie there now."
     if not args[0].ndim: return t.moved.put(outs[0], t.known(args[0]))
-    named = {a.name: v for a, v in zip(func._schema.arguments, args)} | kwargs
-    t.moved.put(outs[0], t.known(args[0]).gather(named.get('dim', -1), outs[1]))
+    t.moved.put(outs[0], t.known(args[0]).gather(_named(func, args, kwargs).get('dim', -1), outs[1]))
     t.moved.put(outs[1], -1)
 
 def _lstm_cell(t, func, args, kwargs, outs):
@@ -1162,7 +1199,7 @@ def follow_weights(self:_Tracer, func, name, args, kwargs, outs, given):
     if name == 'copy' or name == '_weight_norm_interface': made = [args[1 if name == 'copy' else 0]]
     whole = [w for t, w in ((t, self.known_weight(t)) for t in made if t.shape == outs[0].shape)
              if 0 not in t.stride() or int(w.max()) >= 0] # (or else it is a statistic, spread over its weights)
-    single = (torch.Tag.pointwise in func.tags or name in (*_keep, 'copy', '_weight_norm_interface')) and \
+    single = (_is_pointwise(func) or name in (*_keep, 'copy', '_weight_norm_interface')) and \
         len(whole) and all(torch.equal(w, whole[0]) for w in whole)
     for o in outs: self.made.put(o, whole[0] if single and o.shape == outs[0].shape else -2)
 
@@ -1216,7 +1253,8 @@ def _plain(model):
             stack.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
         if compiles: stack.enter_context(torch.compiler.set_stance('force_eager'))
         if any(isinstance(m, nn.RNNBase) for m in model.modules()):
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False, allow_tf32=None))
+            stack.callback(setattr, torch.backends.mkldnn, 'enabled', torch.backends.mkldnn.enabled)
+            torch.backends.mkldnn.enabled = False
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)
@@ -1280,7 +1318,7 @@ def _run(model, example, channel_dim):
     example = tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, example)
     tracer.number_inputs(example, channel_dim)
     try:
-        with tracer: out = model(*example)
+        with _whole_attention(tracer), tracer: out = model(*example)
     except TraceError: raise
     except Exception as e:
         sizes = ', '.join(str(tuple(x.shape)) for x in _leaves(example))

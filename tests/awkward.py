@@ -391,6 +391,17 @@ class Attend(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         return self.out((x + y.transpose(1, 2).flatten(2))[:, 0])
 
+class Biased(nn.Module):
+    "Attention whose scores get a bias that is computed from the input, one for each head."
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.bias, self.out = nn.Linear(3, 12), nn.Linear(5, 2*5), nn.Linear(4, 2)
+    def forward(self, x): # (b, 3, 5)
+        q, k, v = self.qkv(x.transpose(1, 2)).unflatten(2, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+        bias = self.bias(x.mean(1)).unflatten(1, (2, 1, 5))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
+        return self.out(y.transpose(1, 2).flatten(2).mean(1))
+
 class Pruned(nn.Module):
     def __init__(self):
         super().__init__()
@@ -475,6 +486,7 @@ models = {
     'graph network': (Graph, (3, 5)),
     'sparse matrix': (lambda: Graph(True), (3, 5)),
     'grouped queries': (Attend, (4, 3)),
+    'biased attention': (Biased, (3, 5)),
     'pruned': (Pruned, (2, 4, 4)),
     'running sums': (Sums, (4,)),
     'auxiliary heads': (Aux, (1, 4, 4)),

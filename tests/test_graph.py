@@ -8,6 +8,8 @@ import numpy as np
 import pytest, torch, torch.nn.functional as F
 from hypothesis import given, settings
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.nn.utils import parametrizations
 
 from awkward import C, Branch, Encoder, Fn, Loop, P, Program, Stochastic, kinds, models, seq
@@ -252,7 +254,7 @@ class Busy(nn.Module):
     "Changes whatever it can in its forward pass, and fails if told to."
     def __init__(self, fail):
         super().__init__()
-        self.a, self.norm, self.out, self.fail = C(1, 2), nn.BatchNorm2d(2), nn.Linear(2, 2), fail
+        self.a, self.norm, self.out, self.r, self.fail = C(1, 2), nn.BatchNorm2d(2), nn.Linear(2, 2), nn.RNN(2, 2), fail
         self.register_buffer('count', torch.zeros(()))
         self.register_buffer('last', torch.zeros(2))
         self.register_buffer('none', None)
@@ -265,7 +267,7 @@ class Busy(nn.Module):
         y = self.norm(self.a(x)) + torch.rand(1)
         self.cache, self.extra = y, torch.randn(2)
         if self.fail: raise RuntimeError('as told')
-        return self.out(y.mean((2, 3)))
+        return self.r(self.out(y.mean((2, 3))))[0]
 
 @pytest.mark.parametrize('fail', [False, True])
 def test_nothing_is_changed(fail):
@@ -276,16 +278,18 @@ def test_nothing_is_changed(fail):
     model.out.weight.grad = torch.ones(2, 2)
     state, kept = copy.deepcopy(model.state_dict()), x.clone()
     buffers, modes = dict(model.named_buffers()), [m.training for m in model.modules()]
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.backends.mha.get_fastpath_enabled()
+    state_of = lambda: (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.backends.mha.get_fastpath_enabled(),
+                        F.scaled_dot_product_attention, torch.backends.mkldnn.enabled)
+    before = state_of()
     if fail:
         with pytest.raises(TraceError, match='does not run.*as told'): trace(model, example=x)
     else: trace(model, example=x)
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.backends.mha.get_fastpath_enabled()
+    after = state_of()
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items()) and torch.equal(x, kept)
     assert all(b is buffers[k] for k, b in model.named_buffers()) and modes == [m.training for m in model.modules()]
     assert model.cache is None and not hasattr(model, 'extra') and model.out.weight.grad.eq(1).all()
-    assert [p.requires_grad for p in model.parameters()] == [False] + [True]*5 and torch.is_grad_enabled()
+    assert [p.requires_grad for p in model.parameters()] == [False] + [True]*9 and torch.is_grad_enabled()
 
 def test_in_any_mode_of_torch():
     model = seq(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -465,6 +469,60 @@ def test_attention_convention():
         head = slice(d//2*2, d//2*2 + 2)
         assert behind[int(out.src[0, d])] == {*rows[0:4][head], *rows[4:8][head], rows[8 + d]}
     assert {j.kind for j in graph.junctions} == {'mul'}
+
+def by_hand(q, k, v, attn_mask=None):
+    scores = q @ k.transpose(-1, -2)/2
+    return (scores if attn_mask is None else scores + attn_mask).softmax(-1) @ v
+
+class Attention(nn.Module):
+    "Attention on tensors of so many dimensions, with a bias from the input if told so."
+    def __init__(self, attention, ndim, biased):
+        super().__init__()
+        self.attention, self.ndim, self.biased = attention, ndim, biased
+        self.q, self.k, self.v, self.bias, self.out = (nn.Linear(4, 4) for _ in range(5))
+    def forward(self, x): # (1, 4, 4)
+        x = x.transpose(1, 2)
+        q, k, v = (f(x).unflatten(2, (2, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        tensors = [q, k, v] + ([self.bias(x)[:, None].expand(1, 2, 4, 4)] if self.biased else [])
+        if self.ndim < 4: tensors = [t[0] for t in tensors]
+        if self.ndim < 3: tensors = [t[0] for t in tensors]
+        return self.out(self.attention()(*tensors).reshape(-1, 4, 2).repeat(1, 1, 2))
+
+@pytest.mark.parametrize('backend', [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+@pytest.mark.parametrize('ndim', [2, 3, 4])
+@pytest.mark.parametrize('biased', [False, True])
+def test_attention_is_one_operation(backend, ndim, biased):
+    "Whichever kernel runs, the graph is that of the formula written by hand."
+    plain = trace(Attention(lambda: by_hand, ndim, biased), (4, 4))
+    with sdpa_kernel([backend, SDPBackend.MATH]):
+        graph = trace(Attention(lambda: F.scaled_dot_product_attention, ndim, biased), (4, 4))
+        assert same(graph, plain) and ('bias.weight' in graph.params) == biased
+        kernel = trace(Attention(lambda: attention, ndim, biased), (4, 4)) # the function under another name
+        assert same(kernel, plain)
+
+@pytest.mark.parametrize('backend', [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_learned_queries(backend):
+    with sdpa_kernel([backend, SDPBackend.MATH]):
+        graph = trace(models['constants'][0](), (3, 5))
+        attend = lambda s, x: s.a(s.q, x := x.transpose(1, 2), x, need_weights=False)[0]
+        pooled = trace(Fn(attend, a=nn.MultiheadAttention(4, 2, batch_first=True), q=P(1, 1, 4)), (4, 3))
+    assert [l.name for l in graph.layers] == ['a.weight', 'out.weight']
+    assert len(pooled.layers) == 2 and {j.kind for j in pooled.junctions} == {'mul'} and not pooled.left_out
+
+inplace = {f.__name__: f for f in (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.SiLU, nn.Mish, nn.Hardtanh, nn.Hardsigmoid,
+                                   nn.Hardswish, nn.RReLU, nn.Dropout, nn.AlphaDropout)}
+
+@pytest.mark.parametrize('name', [*inplace, 'Threshold', 'gelu_', 'abs_', 'tanh_', 'sigmoid_', 'clamp_'])
+def test_activations_in_place(name):
+    if name in inplace: f, g = inplace[name](inplace=True), inplace[name]()
+    elif name == 'Threshold': f, g = nn.Threshold(.1, 0., inplace=True), nn.Threshold(.1, 0.)
+    elif name == 'gelu_': f, g = torch.ops.aten.gelu_, F.gelu
+    else:
+        args = (0, 1) if name == 'clamp_' else ()
+        f, g = lambda x: getattr(x, name)(*args), lambda x: getattr(x, name[:-1])(*args)
+    a, b = (trace(Fn(lambda s, x: s.b(h(s.a(x))), a=linear(3, 4), b=linear(4, 2)), (3,)) for h in (f, g))
+    plain = trace(seq(linear(3, 4), linear(4, 2)), (3,))
+    for graph in (a, b): assert [l.src.tolist() for l in graph.layers] == [l.src.tolist() for l in plain.layers] and not graph.junctions
 
 def test_token_mixing_is_a_filter():
     graph = trace(models['mixer'][0](), (1, 4, 4))
