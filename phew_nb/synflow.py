@@ -27,6 +27,7 @@ class _Strengths:
         for name, p in graph.params.items(): self.views[name].copy_(p.detach()).abs_()
         for name in masks or {}:
             if name in alive: alive[name].copy_(masks[name])
+        self.left = _n_true(self.alive)
         self.theta.masked_fill_(~self.alive, 0)
         self.factor = self.theta if power == 1 or squared else self.theta.clone()
         if power == 2: self.theta.square_()
@@ -51,13 +52,14 @@ def _keep_best(s, n):
         lost, s.places = _at(s.places, _where(~keep)), _at(s.places, _where(keep))
     s.alive.index_fill_(0, lost, False)
     for flat in {id(t): t for t in (s.theta, s.factor)}.values(): flat.index_fill_(0, lost, 0)
-    if s.places is None and n < len(s.alive)/2: s.places = _where(s.alive) # from here on look at these only
+    s.left = n
+    if s.places is None and n < len(s.alive)/4: s.places = _where(s.alive) # from here on look at these only
 
 def _lost_of_all(s, n):
     "Places of the weights that are lost where the `n` highest scores are kept."
-    keep = _best(s.score, n)
-    if _n_true(keep > s.alive): keep = _best(s.score.masked_fill(~s.alive, -1), n) # one was lost before
-    return _where(s.alive ^ keep)
+    lost = _where(s.alive ^ _best(s.score, n))
+    if len(lost) == s.left - n: return lost
+    return _where(s.alive ^ _best(s.score.masked_fill(~s.alive, -1), n)) # one of the best had been lost before
 
 def _flow_steps(graph, s, steps, gradients, watch):
     "Prune step by step, to the numbers in `steps`; `gradients()` gives the derivatives by `s.views`."
