@@ -28,6 +28,11 @@ def _at(t, places):
     if t.device.type != 'cpu' or t.dtype == torch.bfloat16: return t[places]
     return torch.from_numpy(t.numpy().take(places.numpy()))
 
+def _above(t, bound):
+    "Where the elements of a 1D tensor are above a number."
+    if t.device.type != 'cpu' or t.dtype == torch.bfloat16: return t > bound
+    return torch.from_numpy(np.greater(t.numpy(), bound.numpy()))
+
 def _n_true(mask):
     "Number of True entries."
     return int(np.count_nonzero(mask.numpy()) if mask.device.type == 'cpu' else torch.count_nonzero(mask))
@@ -74,8 +79,8 @@ def highest(flats:list, # 1D tensors of one type and device, without NaN
     n = sum(flat.numel() for flat in flats)
     if k in (0, n): return [torch.full_like(flat, k > 0, dtype=torch.bool) for flat in flats]
     low, high = _bracket(flats, k, n)
-    masks = [flat > high for flat in flats]
-    places = [_where((flat > low) ^ mask) for flat, mask in zip(flats, masks)]
+    masks = [_above(flat, high) for flat in flats]
+    places = [_where(_above(flat, low) ^ mask) for flat, mask in zip(flats, masks)]
     left, inside = k - sum(map(_n_true, masks)), sum(map(len, places))
     if not 0 <= left <= inside:
         threshold = kth_largest(flats, k)
