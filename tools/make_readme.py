@@ -1,5 +1,5 @@
 "Make README.md from nbs/index.ipynb: `python tools/make_readme.py [--check]`."
-import re, sys
+import os, re, sys
 from base64 import b64decode
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def without_directives(source): return '\n'.join(l for l in source.splitlines() 
 
 def relink(text):
     "Links to files beside the index, as seen from the README."
-    local = lambda m: f'](nbs/{m[1]}' if (root/'nbs'/m[1].split('#')[0]).is_file() else m[0]
+    local = lambda m: '](' + os.path.normpath(f'nbs/{m[1]}') if (root/'nbs'/m[1].split('#')[0]).is_file() else m[0]
     return re.sub(r'\]\(([^)\s]+)', local, text)
 
 def output_block(out, cell, pictures):
