@@ -4,7 +4,7 @@ SynFlow is compared with a plain loop of the usual kind in one process: a deep c
 well, and the same exact number of weights after each step; both must give the same masks. Every row of the other table runs
 in a process of its own, so that its peak memory is its own. `--quick` takes few iterations.
 """
-import argparse, copy, json, resource, subprocess, sys, time, warnings
+import argparse, copy, json, subprocess, sys, time, warnings
 from statistics import median
 
 networks = {'resnet20': ('resnet20(10, seed=0)', (3, 32, 32)), 'vgg19': ('vgg19(10, seed=0)', (3, 32, 32)),
@@ -99,9 +99,10 @@ def measure(name, method, iterations, device):
                 weights=4*graph.total, kept=masks.kept, **more)
 
 def peak(device):
-    "Peak bytes so far."
+    "Peak bytes so far (`getrusage` would count the peak of the process that started this one)."
     import torch
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*1024 if device == 'cpu' else torch.cuda.max_memory_allocated()
+    if device != 'cpu': return torch.cuda.max_memory_allocated()
+    with open('/proc/self/status') as f: return next(int(line.split()[1]) for line in f if line.startswith('VmHWM'))*1024
 
 def in_a_process(name, method, iterations, device):
     command = [sys.executable, __file__, '--row', name, method, str(iterations), '--device', device]

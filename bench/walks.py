@@ -5,7 +5,7 @@ one walk at a time (a draw from each row by `numpy.random.choice`, as the publis
 two seconds), and random reads of the weights (16 bytes a step: what a walk cannot do without). `--growth` asks instead how
 time grows: with the weights (VGG19 of other widths, density 0.05) and with the density (VGG19, up to 0.8).
 """
-import argparse, csv, json, os, resource, subprocess, sys, time
+import argparse, csv, json, os, subprocess, sys, time
 from statistics import median
 
 ladder = [.8**k for k in range(3, 19)]
@@ -24,7 +24,8 @@ growth |= {f'vgg19 density {d}': ("vgg19(100, seed=0)", (3, 32, 32), [d]) for d 
 
 def peak(device='cpu'):
     import torch
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*1024 if device == 'cpu' else torch.cuda.max_memory_allocated()
+    if device != 'cpu': return torch.cuda.max_memory_allocated()
+    with open('/proc/self/status') as f: return next(int(line.split()[1]) for line in f if line.startswith('VmHWM'))*1024
 
 def one_at_a_time(graph, seconds=2):
     "Walks a second of a plain loop over steps, on chains of layers (the longest way through others)."

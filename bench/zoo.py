@@ -52,7 +52,8 @@ def build(name, seed=0):
         if getattr(m, 'bias', None) is not None: m.bias.data.zero_()
     return model.eval()
 
-def peak_mb(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+def peak_mb():
+    with open('/proc/self/status') as f: return next(int(l.split()[1]) for l in f if l.startswith('VmHWM')) / 2**10
 
 def now_mb():
     with open('/proc/self/statm') as f: return int(f.read().split()[1]) * resource.getpagesize() / 2**20
