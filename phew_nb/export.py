@@ -45,8 +45,8 @@ def export_onnx(model:nn.Module, # a network, masked or not; left as it is
     plain = deepcopy(unwrapped(model)).eval().cpu()
     Masks.forget(plain)
     batch = torch.export.Dim('batch', min=1)
-    made = torch.onnx.export(plain, (torch.randn(2, *input_size),), dynamo=True, verbose=False, input_names=['input'],
-                             output_names=['output'], dynamic_shapes=[{0: batch}]).model_proto
+    made = torch.onnx.export(plain, (torch.randn(2, *input_size),), dynamo=True, optimize=True, verbose=False,
+                             input_names=['input'], output_names=['output'], dynamic_shapes=[{0: batch}]).model_proto
     if sparse: _sparsify(made)
     write_bytes(Path(path), made.SerializeToString())
     return Path(path)
