@@ -66,6 +66,7 @@ def measure(name, repeat, device):
     if device != 'cpu': walk_order(graph, densities[0], seed=0, progress=False) # warm up
     before, times = peak(device), []
     for seed in range(repeat):
+        order = masks = None # of the run before
         start = time.time()
         order = walk_order(graph, densities[0], seed=seed, progress=False)
         masks = [order.masks(d) for d in densities]
