@@ -6,7 +6,7 @@
 __all__ = ['like', 'Layer', 'Junction', 'TraceError', 'PathGraph', 'trace', 'as_graph']
 
 # %% ../nbs/10_graph.ipynb #492d466c
-import bisect, os, random, re, sys
+import bisect, os, random, re, sys, warnings
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -754,7 +754,23 @@ def move(self:_Tracer, func, args, kwargs, outs):
     chosen = func._overloadpacket.__name__ in ('index', 'index_select', 'gather', 'take') and args[0].ndim > 1 and \
         self.of(args[0]) is None and self.is_weight(args[0])
     if chosen: return self.look_up(func, args, kwargs, outs)
-    for o, n in zip(outs, _rerun(func, args, kwargs, self.known, 1)): self.moved.put(o, n)
+    numbers = _rerun(func, args, kwargs, self.known, 1)
+    if func._overloadpacket.__name__ in _chooses and self.by_data(args[1:]): self.tell_of_lost(args[0], numbers[0])
+    for o, n in zip(outs, numbers): self.moved.put(o, n)
+
+_chooses = _ops('index index_select gather take masked_select')
+
+@patch
+def by_data(self:_Tracer, index):
+    "Whether places are told by a tensor that comes from the input."
+    return any(self.of(i) is not None for i in _tensors(index))
+
+@patch
+def tell_of_lost(self:_Tracer, t, numbers):
+    "Warn if what the data chose from a tensor has not all of its units."
+    if len(_shrink(self.known(t))[0].unique()) == len(_shrink(numbers)[0].unique()): return
+    warnings.warn(f"the data chooses among units in {_place(self.model)}, and the graph has those that it chose here. "
+                  "Give a typical `example`, or let the model compute all and choose by `torch.where` or by a product")
 
 @patch
 def look_up(self:_Tracer, func, args, kwargs, outs):
@@ -862,15 +878,22 @@ def _add_at(t, func, args, kwargs, outs):
     t.moved.put(outs[0], t.units.merge(t.known(args[0]), one, 'add'))
 
 def _put_at(t, func, args, kwargs, outs):
-    "Values put, or added, at the places of an index."
-    if not (kwargs.get('accumulate') or len(args) > 3 and args[3]): return t.move(func, args, kwargs, outs)
+    "Values put, or added, at the places of an index; if the data tells the places, what was there may stay."
+    if not (kwargs.get('accumulate') or len(args) > 3 and args[3]):
+        if not t.by_data(args[1]): return t.move(func, args, kwargs, outs)
+        new = _rerun(func, args, kwargs, t.known, 1)[0]
+        return t.moved.put(outs[0], t.units.merge(t.known(args[0]), new, 'add'))
     if sum(i is not None for i in args[1]) > 1 or args[1][0] is None: raise ValueError('it adds at more than one index')
     _add_at(t, func, (args[0], 0, args[2]), {}, outs)
 
 def _scatter(t, func, args, kwargs, outs):
-    "Values put, or reduced, at the places of an index along a dimension."
-    reduced = 'reduce' in func._schema.overload_name
-    return _add_at(t, func, args, {}, outs) if reduced else t.move(func, args, kwargs, outs)
+    "Values put, or reduced, at the places of an index along a dimension; any place, if the data tells them."
+    dim, index, *src = args[1:]
+    if 'reduce' in func._schema.overload_name: return _add_at(t, func, args, {}, outs)
+    if not t.by_data(index): return t.move(func, args, kwargs, outs)
+    old = t.known(args[0])
+    if not isinstance(src[0], Tensor): return t.moved.put(outs[0], old) # a number
+    t.moved.put(outs[0], t.units.merge(old, t.over(t.known(src[0]), [dim], keep=True).expand(old.shape), 'add'))
 
 # %% ../nbs/10_graph.ipynb #fda53f31
 @patch
@@ -1218,10 +1241,13 @@ def known_weight(self:_Tracer, t):
 # %% ../nbs/10_graph.ipynb #fa1b2099
 @contextmanager
 def _random_state(model):
-    "Afterwards the random states of PyTorch, Python and NumPy are as before."
+    "The random states of PyTorch, Python and NumPy start from 0, and are afterwards as before."
     devices = {p.device.index for p in model.parameters() if p.device.type == 'cuda'}
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
+        for source in (torch.default_generator, *map(torch.cuda.default_generators.__getitem__, devices)):
+            source.manual_seed(0)
+        random.seed(0); np.random.seed(0)
         try: yield
         finally:
             random.setstate(python)

@@ -16,6 +16,7 @@ from awkward import C, Branch, Encoder, Fn, Loop, P, Program, Stochastic, kinds,
 from truth import Behind, compare, layer_ids
 from phew_nb.graph import Junction, Layer, PathGraph, TraceError, _Numbers, _plain, _run, as_graph, trace
 from phew_nb.masks import Masks
+from phew_nb.metrics import count_paths
 
 root = Path(__file__).resolve().parent.parent
 
@@ -694,3 +695,29 @@ def test_numbers_are_those_written_out(seed):
         new = torch.randint(0, 5, [n if rng.random() < .5 else 1 for n in v.shape]).expand(v.shape)
         numbers.put(v, new)
         expected.copy_(new)
+
+def chooser(forward):
+    class Chooser(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.c = nn.Linear(8, 50), nn.Linear(50, 3)
+        def forward(self, x): return self.c(forward(self.a(x)))
+    torch.manual_seed(0)
+    return Chooser()
+
+def clipped(h): h[h < 0] = 0; return h
+def some(h): out = torch.zeros_like(h); out[h > 0] = h[h > 0]; return out
+def without_least(h): return h.scatter(-1, h.argmin(-1, keepdim=True), 0.)
+def sparse_code(h): v, i = h.topk(4, -1); return torch.zeros_like(h).scatter(-1, i, v)
+def shuffled(h): return h[:, torch.randperm(50)]
+
+def test_places_that_the_data_tells(recwarn):
+    "What was there may stay; a graph of what one example chose comes with a warning."
+    for forward in clipped, without_least, torch.relu: assert count_paths(trace(chooser(forward), (8,))) == 8*50*3
+    graph = trace(chooser(sparse_code), (8,))
+    assert graph.live()[:8].all() and graph.total == 550 and not [w for w in recwarn if 'chooses' in str(w.message)]
+    with pytest.warns(UserWarning, match="the data chooses among units"): trace(chooser(some), (8,))
+
+def test_random_numbers_of_the_model_do_not_change_its_graph():
+    a, b = (torch.manual_seed(seed) and trace(chooser(shuffled), (8,)) for seed in (0, 5))
+    assert all(torch.equal(x.src, y.src) for x, y in zip(a.layers, b.layers))
