@@ -1008,7 +1008,8 @@ def block(self:_Tracer, block):
         at = {bisect.bisect_right(self.first, int(i)) - 1 for i in (behind.min(), behind.max())}
         if int(behind.min()) < 0 or len(at) > 1:
             raise TraceError(f"the weight used in {_place(self.model)} is computed from parameters in a way that "
-                             "cannot be followed to one; use a parameter itself, or an elementwise function of one")
+                             "cannot be followed to one; use a parameter itself, or an elementwise function of one (in "
+                             "attention over queries that are parameters: need_weights=False)")
         name, first = self.names[at := at.pop()], self.first[at]
         p = dict(self.model.named_parameters())[name]
         where = copied and _steps(behind - first) or dict(numbers=(behind - first).cpu(), values=block.detach().clone())
@@ -1257,6 +1258,7 @@ def _random_state(model):
 def _as_it_was(model):
     "Afterwards the modules' attributes (training flags, say) and the values of their buffers are as before."
     attributes = [(m, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
+    modes = [(m, m.training) for m in model.modules()] # (a scripted module does not keep its own with the rest)
     buffers = [(b, b.clone()) for b in model.buffers() if _is_strided(b)]
     try: yield
     finally:
@@ -1264,6 +1266,8 @@ def _as_it_was(model):
             vars(m).clear()
             vars(m).update(old)
             if isinstance(m._buffers, dict): m._buffers.clear(); m._buffers.update(own)
+        for m, mode in modes:
+            if m.training != mode: m.training = mode
         for b, old in buffers:
             if not torch.equal(b, old): b.copy_(old)
 
@@ -1437,7 +1441,7 @@ def _unused(model, known):
     for path, m in [(path, m) for path, m in model.named_modules() if isinstance(m, kinds)]:
         weights = {f'{path}.{n}'.lstrip('.'): p for n, p in m.named_parameters() if p.ndim > 1}
         if any(id(p) in ids for p in weights.values()): continue
-        found |= dict.fromkeys(weights, 'the output does not depend on it')
+        found |= dict.fromkeys(weights, 'it is not run on this example')
     return found
 
 # %% ../nbs/10_graph.ipynb #c58db2f9
