@@ -1240,19 +1240,29 @@ def known_weight(self:_Tracer, t):
     return torch.tensor(-2, device=t.device).expand(t.shape) if behind is None else behind
 
 # %% ../nbs/10_graph.ipynb #fa1b2099
+def _reseed(seed, devices):
+    "Start the random numbers of the CPU and of these GPUs from a seed; `torch.manual_seed` would do so on every GPU."
+    torch.default_generator.manual_seed(seed)
+    for device in devices: torch.cuda.default_generators[device].manual_seed(seed)
+
+@contextmanager
+def _random_kept(devices):
+    "The global random states of torch, numpy and Python are put back afterwards, and torch's starts from 0."
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            _reseed(0, devices)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
 @contextmanager
 def _random_state(model):
     "The random states of PyTorch, Python and NumPy start from 0, and are afterwards as before."
-    devices = {p.device.index for p in model.parameters() if p.device.type == 'cuda'}
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=devices):
-        for source in (torch.default_generator, *map(torch.cuda.default_generators.__getitem__, devices)):
-            source.manual_seed(0)
+    with _random_kept({p.device.index for p in model.parameters() if p.device.type == 'cuda'}):
         random.seed(0); np.random.seed(0)
-        try: yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+        yield
 
 @contextmanager
 def _as_it_was(model):

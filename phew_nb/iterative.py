@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fastai.vision.all import Callback, DataLoader, DataLoaders
 from torch import Tensor, nn
-from .graph import PathGraph
+from .graph import PathGraph, _random_kept, _reseed
 from .masks import Masks, unwrapped
 from .pruners import pruners
-from .scores import _count_left, _level, _random_kept, _reseed, _task, magnitude_scores, top_k
+from .scores import _count_left, _level, _task, magnitude_scores, top_k
 from .training import ArrayDL, Recipe, find_recipe, quiet, sparse_learner
 
 # %% ../nbs/31_iterative.ipynb #57c1c34c

@@ -8,13 +8,13 @@ __all__ = ['kth_largest', 'highest', 'apportion', 'top_k', 'plot_scores', 'rando
            'steps_down', 'iter_snip', 'grasp_scores', 'grasp']
 
 # %% ../nbs/21_scores.ipynb #3c57de9a
-import math, random, sys, torch, warnings
+import math, sys, torch, warnings
 import numpy as np, torch.nn.functional as F
 from contextlib import ExitStack, contextmanager
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from . import flow # adds `Masks.report`
-from .graph import PathGraph, as_graph
+from .graph import PathGraph, _random_kept, as_graph
 from .masks import Masks, n_kept, unwrapped
 from .models import as_generator, look_up
 
@@ -291,23 +291,6 @@ def _exact_products():
         torch.set_float32_matmul_precision('highest')
         yield
     finally: torch.set_float32_matmul_precision(before)
-
-def _reseed(seed, devices):
-    "Start the random numbers of the CPU and of these GPUs from a seed; `torch.manual_seed` would do so on every GPU."
-    torch.default_generator.manual_seed(seed)
-    for device in devices: torch.cuda.default_generators[device].manual_seed(seed)
-
-@contextmanager
-def _random_kept(devices):
-    "The global random states of torch, numpy and Python are put back afterwards, and torch's starts from 0."
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            _reseed(0, devices)
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 def _loose(module):
     "Tensors of a module that are neither weights nor buffers."
