@@ -3,9 +3,10 @@
 Masks keep a tenth of the weights, at random. The shortest of five runs counts. The last column is the plain way of the
 literature for a trace: a ones image through the squared network in float64, forward and backward.
 """
-import argparse, resource, time
+import argparse, time
 
 import torch, torchvision
+from measure import peak
 from phew_nb.flow import linearised, path_flow
 from phew_nb.graph import trace
 from phew_nb.masks import Masks
@@ -60,7 +61,6 @@ def main():
         if len(rows) == 1: print('| network |', ' | '.join(rows[name]), '|'); print('|---'*(len(rows[name]) + 1) + '|')
         cells = ['overflow' if v == float('inf') else f'{v:.3f}' for v in rows[name].values()]
         print(f'| {name} |', ' | '.join(cells), '|', flush=True)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/2**20
-    print(f'\npeak memory {memory:.1f} GiB, torch {torch.__version__}, {args.threads} threads')
+    print(f'\npeak memory {peak()/2**30:.1f} GiB, torch {torch.__version__}, {args.threads} threads')
 
 if __name__ == '__main__': main()

@@ -7,6 +7,8 @@ in a process of its own, so that its peak memory is its own. `--quick` takes few
 import argparse, copy, json, subprocess, sys, time, warnings
 from statistics import median
 
+from measure import peak, wait
+
 networks = {'resnet20': ('resnet20(10, seed=0)', (3, 32, 32)), 'vgg19': ('vgg19(10, seed=0)', (3, 32, 32)),
             'resnet50': ("tv('resnet50')", (3, 224, 224))}
 methods = ['random', 'uniform', 'erk', 'magnitude', 'snip', 'iter_snip', 'grasp', 'synflow', 'synflow_l2', 'phew', 'phew_kernel']
@@ -17,10 +19,6 @@ def build(name, device='cpu'):
     from phew_nb.models import resnet20, vgg19
     code, size = networks[name]
     return eval(code, dict(resnet20=resnet20, vgg19=vgg19, tv=torchvision.models.get_model)).to(device), size
-
-def wait(device):
-    import torch
-    if device != 'cpu': torch.cuda.synchronize()
 
 def plain(model, graph, size, k, iterations):
     "SynFlow, plainly: copy, take magnitudes, go forward and backward, choose."
@@ -97,12 +95,6 @@ def measure(name, method, iterations, device):
     wait(device)
     return dict(network=name, method=method, seconds=time.perf_counter() - start, memory=peak(device) - before,
                 weights=4*graph.total, kept=masks.kept, **more)
-
-def peak(device):
-    "Peak bytes so far (`getrusage` would count the peak of the process that started this one)."
-    import torch
-    if device != 'cpu': return torch.cuda.max_memory_allocated()
-    with open('/proc/self/status') as f: return next(int(line.split()[1]) for line in f if line.startswith('VmHWM'))*1024
 
 def in_a_process(name, method, iterations, device):
     command = [sys.executable, __file__, '--row', name, method, str(iterations), '--device', device]

@@ -152,11 +152,11 @@ def bench_compact(n, batch=128, width=1.):
 
 def peak_memory(kind, steps=4, batch=128):
     "Peak memory of a process that trains ResNet20, in MB."
-    code = ("import torch, sys; sys.path.insert(0, 'bench'); import training as b; torch.manual_seed(0); "
+    code = ("import torch, sys; sys.path.insert(0, 'bench'); import measure, training as b; torch.manual_seed(0); "
             f"run = b.prepared('resnet20', {kind!r}); "
             f"x, y = torch.randn({batch}, 3, 32, 32), torch.arange({batch}) % 10; "
             f"[b.step(*run, x, y) for _ in range({steps})]; "
-            "print(next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM'))/1024)")
+            "print(measure.peak()/2**20)")
     return float(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
                                 cwd=Path(__file__).resolve().parent.parent).stdout)
 

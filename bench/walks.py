@@ -8,6 +8,8 @@ time grows: with the weights (VGG19 of other widths, density 0.05) and with the 
 import argparse, csv, json, os, subprocess, sys, time
 from statistics import median
 
+from measure import peak, wait
+
 ladder = [.8**k for k in range(3, 19)]
 rows = { # name: (network, input size, densities; the last one is asked of an order up to the first)
     'mlp 784-300-300-784': ("mlp((784, 300, 300, 784), seed=0)", (784,), [.1]),
@@ -21,11 +23,6 @@ rows = { # name: (network, input size, densities; the last one is asked of an or
 }
 growth = {f'vgg19 width {w}': (f"vgg19(100, width={w}, seed=0)", (3, 32, 32), [.05]) for w in (.125, .25, .5, 1, 2)}
 growth |= {f'vgg19 density {d}': ("vgg19(100, seed=0)", (3, 32, 32), [d]) for d in (.01, .02, .05, .1, .2, .5, .8)}
-
-def peak(device='cpu'):
-    import torch
-    if device != 'cpu': return torch.cuda.max_memory_allocated()
-    with open('/proc/self/status') as f: return next(int(line.split()[1]) for line in f if line.startswith('VmHWM'))*1024
 
 def one_at_a_time(graph, seconds=2):
     "Walks a second of a plain loop over steps, on chains of layers (the longest way through others)."
@@ -48,10 +45,6 @@ def random_reads(graph, n=2_000_000):
     p[at[:1000]]
     wait(p.device); start = time.time(); p[at]; wait(p.device)
     return n/(time.time() - start)
-
-def wait(device):
-    import torch
-    if str(device) != 'cpu': torch.cuda.synchronize()
 
 def measure(name, repeat, device):
     "One row, in this process."

@@ -53,7 +53,8 @@ def build(name, seed=0):
     return model.eval()
 
 def peak_mb():
-    with open('/proc/self/status') as f: return next(int(l.split()[1]) for l in f if l.startswith('VmHWM')) / 2**10
+    from measure import peak
+    return peak() / 2**20
 
 def now_mb():
     with open('/proc/self/statm') as f: return int(f.read().split()[1]) * resource.getpagesize() / 2**20
