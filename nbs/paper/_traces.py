@@ -3,9 +3,8 @@
 Fills results/s3_max_trace.csv, which section 3's notebook shows: ResNet20 (three seeds) and VGG19 (one seed) for CIFAR-10,
 six densities. Methods with data see 10 training images of each class. What is in the file already is not made again.
 """
-import argparse, csv, os, sys, time, warnings
+import argparse, csv, math, os, sys, time, warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -29,14 +28,9 @@ def jobs():
              if (method, d) != ('phew_inverse', .5)] # inverse walks hardly ever find the large weights that are left
     return [(m, 'dense', 1., s) for m in seeds for s in range(seeds[m])] + cases
 
-@lru_cache(maxsize=1)
-def cifar10():
-    from phew_nb.data import load_data
-    return load_data('cifar10')
-
 def measure(model, method, density, seed, device='cpu'):
     "One row."
-    from phew_nb.experiments import Config, config_masks, config_model, need_data
+    from phew_nb.experiments import Config, config_data, config_masks, config_model, need_data
     from phew_nb.graph import trace
     from phew_nb.metrics import count_paths, effective_density, flops, path_trace, widths
     size, start = (3, 32, 32), time.time()
@@ -44,7 +38,7 @@ def measure(model, method, density, seed, device='cpu'):
     net = config_model(config, size, 10).to(device)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore') # empty layers: a column says so
-        masks = config_masks(config, net, size, cifar10() if method in need_data else None).to('cpu')
+        masks = config_masks(config, net, size, config_data(config) if method in need_data else None).to('cpu')
     seconds, graph = time.time() - start, trace(net.cpu(), size)
     units, skips = widths(graph, masks), widths(graph, masks, skips=True)
     number = lambda x: f'{x:.6g}'
@@ -58,9 +52,7 @@ def measure(model, method, density, seed, device='cpu'):
                live_skips=' '.join(str(w.live) for w in skips.values()))
     return {k: number(v) if isinstance(v, float) and k != 'seconds' else str(v) for k, v in row.items()}
 
-def log10(n):
-    from math import log10
-    return log10(n) if n else float('-inf')
+def log10(n): return math.log10(n) if n else -math.inf
 
 def key(row): return row['model'], row['method'], float(row['density']), int(row['seed'])
 
