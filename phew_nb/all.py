@@ -1,4 +1,5 @@
 "Everything, for notebooks: `from phew_nb.all import *`."
+from .files import *
 from .models import *
 from .data import *
 from .graph import *

@@ -21,6 +21,7 @@ from torch.nn.utils import prune as torch_prune
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 from . import __version__
+from .files import write_bytes
 
 # %% ../nbs/20_masks.ipynb #f90f9b50
 def _check_density(density):
@@ -460,16 +461,7 @@ def from_torch_prune(cls: Masks,
 
 # %% ../nbs/20_masks.ipynb #5b52f472
 _format = 'phew_nb.masks/1'
-
-def write_bytes(path:Path, # of the file; its folder exists
-                data:bytes): # raises OSError where it cannot be written
-    "Write a file, whole or not at all."
-    part = path.with_name(f'.{path.name}.{os.getpid()}.part')
-    try:
-        with open(part, 'wb') as f:
-            f.write(data); f.flush(); os.fsync(f.fileno())
-        os.replace(part, path)
-    finally: part.unlink(missing_ok=True)
+_all_ = ['write_bytes'] # from files
 
 @patch
 def save(self: Masks,
