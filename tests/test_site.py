@@ -56,3 +56,7 @@ def test_anchors_are_unique_and_figures_are_described(pages):
 def test_formulas_are_rendered_and_directives_hidden(pages):
     assert '<math' in pages['33_walks.html']
     for name, text in pages.items(): assert '#| ' not in text and '#| hide' not in text, f'{name} shows a directive'
+
+def test_the_page_to_play_with_needs_nothing_else(pages):
+    text = pages['tutorials/watch.html']
+    assert not [word for word in (' src=', '<link', '@import', 'fetch(') if word in text] and '__' not in text
