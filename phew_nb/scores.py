@@ -13,7 +13,7 @@ import numpy as np, torch.nn.functional as F
 from contextlib import ExitStack, contextmanager
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from . import flow # adds `Masks.report`
+from . import report # adds `Masks.report`
 from .graph import PathGraph, _random_kept, as_graph
 from .masks import Masks, n_kept, unwrapped
 from .models import as_generator, look_up

@@ -8,7 +8,9 @@ __all__ = ['synflow', 'synflow_l2']
 # %% ../nbs/41_synflow.ipynb #3d514813
 import torch
 from torch import Tensor, nn
-from .flow import Flow, Scaled, linearised, _Edges, _alone, _backward, _forward, _places, _pow2, _wide
+from .scaled import Scaled, pow2
+from .flow import Edges, _alone, _places, flow_through, is_wide
+from .linearised import linearised
 from .graph import Layer, PathGraph
 from .masks import Masks, unwrapped
 from .scores import _at, _check_finite, _count_left, _n_true, _note, _task, _where, highest, steps_down
@@ -87,7 +89,7 @@ def _balance(model, graph, s, power):
         s.views[name].data.copy_(net.weights[name].detach())
         if s.factor is s.theta: continue
         s.factors[name].copy_(p.detach().abs()*alive[name])
-        if name in net.exponents: s.factors[name].mul_(_pow2(net.exponents[name]).to(s.factor))
+        if name in net.exponents: s.factors[name].mul_(pow2(net.exponents[name]).to(s.factor))
     return net
 
 # %% ../nbs/41_synflow.ipynb #ee9777ae
@@ -118,32 +120,23 @@ class _ByPixels:
         return dict(zip(self.s.views, grads))
 
 # %% ../nbs/41_synflow.ipynb #40f1f933
-class _Given(_Edges):
+class _Given(Edges):
     "Edges with given positive weights (G, O, I, K)."
     def __init__(self, layer, weights, wide):
         self.layer, self.power, self.mask, self.weights = layer, 1, None, weights
         self.table = None if wide else weights.sum(-1)
     def values(self): return Scaled.of(self.weights)
 
-def _flow(graph, edges, skips):
-    "Sums over the paths of a graph, through given edges."
-    nodes, zeros = list(enumerate(graph.nodes)), lambda: Scaled.zeros(graph.n_units, 1)
-    flow = Flow(graph, None, 1, skips, zeros(), zeros())
-    flow.into.put(graph.inputs, Scaled.of(1.)); flow.out.put(graph.outputs, Scaled.of(1.))
-    _forward(nodes, edges, flow.into, skips); _backward(nodes, edges, flow.out, skips)
-    flow.into, flow.out = flow.into[:, 0], flow.out[:, 0]
-    return flow
-
 # %% ../nbs/41_synflow.ipynb #da860faa
 def _by_paths(graph, s, power, skips):
     "A function: the derivatives of the sum over the paths of a graph, over that sum."
     layers = {i: node for i, node in enumerate(graph.nodes) if isinstance(node, Layer)}
     pick = lambda layer: layer.pick(s.views[layer.name].detach())
-    dense = {i: _Edges(layer, None, power) for i, layer in layers.items() if layer.name not in s.views}
-    wide = {i: _wide(pick(layer)) for i, layer in layers.items() if i not in dense}
+    dense = {i: Edges(layer, None, power) for i, layer in layers.items() if layer.name not in s.views}
+    wide = {i: is_wide(pick(layer)) for i, layer in layers.items() if i not in dense}
     def gradients():
         edges = dense | {i: _Given(layers[i], pick(layers[i]), w) for i, w in wide.items()}
-        return _edge_gradients(_flow(graph, edges, skips))
+        return _edge_gradients(flow_through(graph, edges, skips=skips))
     return gradients
 
 def _edge_gradients(flow):

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from .graph import as_graph, PathGraph, Layer, Junction
 from .masks import Masks, n_kept
 from .flow import check_masks
+from . import report # adds `Masks.report`
 
 # %% ../nbs/33_walks.ipynb #55725b15
 def _signed(n): return n - 2**64 if n >= 2**63 else n
