@@ -1,5 +1,6 @@
 "Everything, for notebooks: `from phew_nb.all import *`."
 from .files import *
+from .looks import *
 from .models import *
 from .data import *
 from .graph import *
