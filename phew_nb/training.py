@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['recipes', 'optimizers', 'Recipe', 'as_code', 'find_recipe', 'opt_func', 'ArraySet', 'ArrayDL', 'data_loaders',
-           'RecipeSchedule', 'check_ranks', 'KeepMasks', 'StopIfNotFinite', 'EpochRecord', 'quiet', 'history',
+           'RecipeSchedule', 'check_ranks', 'KeepMasks', 'Sparse', 'StopIfNotFinite', 'EpochRecord', 'quiet', 'history',
            'SparseLearner', 'deterministic', 'ShardDL', 'Shards', 'Amp', 'sparse_learner', 'Checkpoint']
 
 # %% ../nbs/50_training.ipynb #ec4bd8e8
-import io, os, random, time, torch
+import io, math, os, random, sys, time, torch
 import numpy as np
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice
+from operator import attrgetter
+from itertools import chain, islice
 from pathlib import Path
 from types import MethodType
 from fastcore.basics import patch
@@ -23,8 +24,10 @@ from fastai.vision.all import (
     MixedPrecision, MSELossFlat, OptimWrapper, TensorCategory, TensorImage, TfmdDL, accuracy, apply, default_device,
     mse, num_distrib, rank_distrib, to_detach)
 from .data import Arrays, Batches, Data, read_image
-from .masks import Masks, unwrapped, write_bytes
+from .graph import trace
+from .masks import Masks, n_kept, unwrapped, write_bytes
 from .models import look_up
+from .pruners import prune, pruners
 
 # %% ../nbs/50_training.ipynb #5003cb2b
 @dataclass(frozen=True)
@@ -250,14 +253,85 @@ class KeepMasks(Callback):
     def after_step(self):
         if not isinstance(getattr(self.opt, 'opt', None), torch.optim.Optimizer): Masks.rezero(self.model)
 
+# %% ../nbs/50_training.ipynb #009772ab
+class Sparse(KeepMasks):
+    "Prunes a learner's network once, before its first use, and keeps the masks from then on, in `masks`."
+    def __init__(self,
+                 method:str='phew', # a name in `pruners`
+                 density:float=None, # fraction of weights kept, in (0, 1]
+                 kept:int=None, # instead of `density`: number of weights kept
+                 keep_dense=(), # names or patterns of parameters (or modules) to leave dense
+                 **kwargs, # of `prune`; methods with data get the training batches and the learner's loss
+                ): # raises ValueError or TypeError on an unknown method or a number that makes no sense
+        super().__init__()
+        look_up(kwargs.get('pruners', pruners), method, 'method')
+        n_kept(sys.maxsize, density, kept)
+        self.args, self.keep_dense, self.kwargs = (method, density), keep_dense, dict(kept=kept, **kwargs)
+
+    def before_fit(self):
+        if self.masks is None: self.masks = self.choose()
+        super().before_fit()
+
+# %% ../nbs/50_training.ipynb #bd8e7c77
+def _random_states():
+    "The global random states of torch, CUDA, numpy and Python."
+    kind, keys, *rest = np.random.get_state()
+    keys = torch.from_numpy(keys.astype(np.int64))
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return dict(torch=torch.get_rng_state(), cuda=cuda, numpy=[kind, keys, *rest], python=random.getstate())
+
+def _set_random_states(states):
+    "Set the global random states."
+    kind, keys, *rest = states['numpy']
+    torch.set_rng_state(states['torch']); random.setstate(states['python'])
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    if states['cuda'] and torch.cuda.is_available(): torch.cuda.set_rng_state_all(states['cuda'])
+
+# %% ../nbs/50_training.ipynb #bbd6473f
+def _plain(batch):
+    "A batch as plain tensors in tuples and lists."
+    if isinstance(batch, Tensor): return batch.as_subclass(Tensor)
+    return type(batch)(map(_plain, batch)) if isinstance(batch, (tuple, list)) else batch
+
+@contextmanager
+def _looking(dl):
+    "Batches of a loader (plain tensors), after which the loader and the random states are as they were."
+    states, order, epoch = _random_states(), dl.rng.getstate(), getattr(dl, 'epoch', None)
+    try: yield map(_plain, dl)
+    finally:
+        dl.rng.setstate(order); _set_random_states(states)
+        if epoch is not None: dl.epoch = epoch
+
+@patch
+def choose(self:Sparse
+          ) -> Masks: # for the learner's network, which is not changed
+    "Prune by the method; raises ValueError where there is no batch to take the shape from."
+    model, learn = unwrapped(self.model), self.learn
+    with _looking(learn.dls.train) as batches:
+        first = next(batches, None)
+        if first is None: raise ValueError(
+            'Sparse has not pruned yet, and the training data holds no batch to take the shape from: '
+            'train the learner before it is exported')
+        graph = trace(model, example=tuple(t[:1] for t in first[:learn.dls.n_inp]), keep_dense=self.keep_dense)
+        given = dict(dl=chain([first], batches), loss=learn.loss_func) | self.kwargs
+        return prune(model, *self.args, graph, **given)
+
 # %% ../nbs/50_training.ipynb #c9158256
 class StopIfNotFinite(Callback):
     "Ends a run at the first loss that is not finite, saying where."
-    order = 20 # after mixed precision has closed its context
-    def after_loss(self):
-        if self.training and not torch.isfinite(self.loss).all(): raise FloatingPointError(
-            f'the loss is {self.loss.item()} at epoch {self.epoch}, batch {self.iter} (counted from 0): '
-            f'the run is stopped; a lower learning rate may help (it was {self.opt.hypers[-1]["lr"]:g})')
+    def after_backward(self):
+        learn = self.learn
+        if not _is_finite(learn.loss): raise FloatingPointError(
+            f'the loss is {_worst(learn.loss)} at epoch {learn.epoch}, batch {learn.iter} (counted from 0): '
+            f'the run is stopped; a lower learning rate may help (it was {learn.opt.hypers[-1]["lr"]:g})')
+
+def _is_finite(loss):
+    "Whether all of a loss is finite; one number is looked at without further operations."
+    return math.isfinite(loss.item()) if loss.numel() == 1 else bool(torch.isfinite(loss).all())
+
+def _worst(loss):
+    "The first value of a loss that is not finite."
+    return loss[~loss.isfinite()][0].item() if loss.ndim else loss.item()
 
 # %% ../nbs/50_training.ipynb #e0cfb754
 class EpochRecord(Callback):
@@ -287,9 +361,22 @@ def history(learn:Learner # with an `EpochRecord`
     return pd.DataFrame(learn.epoch_record.rows).rename_axis('epoch').drop(columns='seconds', errors='ignore')
 
 # %% ../nbs/50_training.ipynb #9ba27b3a
+def _answers(cb, event_name):
+    "Whether a callback has something to do at an event."
+    kind = type(cb)
+    return (hasattr(kind, event_name) or event_name in vars(cb) or event_name == 'after_fit'
+            or kind.__call__ is not Callback.__call__)
+
 class SparseLearner(Learner):
     "A fastai `Learner` that follows a recipe."
     recipe, deterministic, first_epoch = None, False, 0
+
+    def __call__(self, event_name):
+        for name in [event_name] if isinstance(event_name, str) else event_name: self._call_one(name)
+
+    def _call_one(self, event_name):
+        for cb in sorted(self.cbs, key=attrgetter('order')):
+            if _answers(cb, event_name): cb(event_name)
 
     def fit(self, *args, **kwargs):
         self.first_epoch = 0
@@ -405,21 +492,6 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
     learn = SparseLearner(dls, model, cbs=[*ours, *L(cbs)], **kwargs)
     learn.recipe, learn.deterministic = recipe, deterministic
     return learn
-
-# %% ../nbs/50_training.ipynb #bd8e7c77
-def _random_states():
-    "The global random states of torch, CUDA, numpy and Python."
-    kind, keys, *rest = np.random.get_state()
-    keys = torch.from_numpy(keys.astype(np.int64))
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return dict(torch=torch.get_rng_state(), cuda=cuda, numpy=[kind, keys, *rest], python=random.getstate())
-
-def _set_random_states(states):
-    "Set the global random states."
-    kind, keys, *rest = states['numpy']
-    torch.set_rng_state(states['torch']); random.setstate(states['python'])
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    if states['cuda'] and torch.cuda.is_available(): torch.cuda.set_rng_state_all(states['cuda'])
 
 # %% ../nbs/50_training.ipynb #1b79f255
 def _whole(dl): return dl.dl if isinstance(dl, ShardDL) else dl

@@ -1,21 +1,24 @@
 "Learners keep masks under every optimizer and callback of fastai, and runs survive being killed."
-import multiprocessing, os, signal, socket, traceback, warnings
+import multiprocessing, os, random, signal, socket, traceback, warnings
 from dataclasses import replace
 from functools import partial
 
-import pytest, torch
+import numpy as np, pytest, torch
 from torch import nn
 
 warnings.filterwarnings('ignore', '.*torch.jit.script', FutureWarning)
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import load_learner
 from fastai.optimizer import SGD, Adam, Lamb, Larc, OptimWrapper, QHAdam, RMSProp, ranger
-from fastai.vision.all import Callback, CrossEntropyLossFlat, Learner
+from fastai.vision.all import (
+    Callback, CategoryBlock, CrossEntropyLossFlat, DataBlock, ImageBlock, ItemGetter, Learner, RandomSplitter, Resize,
+    aug_transforms, resnet18, vision_learner)
 
 from phew_nb.data import digits
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20
-from phew_nb.training import KeepMasks, Recipe, data_loaders, history, quiet, sparse_learner
+from phew_nb.pruners import prune
+from phew_nb.training import KeepMasks, Recipe, Sparse, data_loaders, history, quiet, sparse_learner
 
 torch.set_num_threads(1)
 data = digits().subset(20, seed=0, n_test_per_class=10)
@@ -88,6 +91,74 @@ def test_export_and_load(tmp_path):
     for image in data.test.x[0], data.test.x[0].numpy(), data.test.x[0, 0]:
         digit, number, probabilities = shipped.predict(image)
         assert (digit, int(number)) == (expected[0], int(expected[1])) and torch.equal(probabilities, expected[2])
+
+# masks made by the learner
+
+def block_loaders(n=24, tfms=aug_transforms(size=32)):
+    "Digits in three colours, augmented, by fastai's own `DataBlock`."
+    items = [(x.expand(3, -1, -1).permute(1, 2, 0).numpy(), int(y)) for x, y in zip(data.train.x[:n], data.train.label)]
+    block = DataBlock((ImageBlock, CategoryBlock), getters=[ItemGetter(0), ItemGetter(1)], item_tfms=Resize(32),
+                      splitter=RandomSplitter(.3, seed=0), batch_tfms=tfms)
+    return block.dataloaders(items, bs=8, device='cpu', num_workers=0)
+
+def conv_net(n_out):
+    torch.manual_seed(0)
+    body = nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(8, n_out))
+
+@pytest.mark.parametrize('method', ['phew', 'erk', 'snip', 'grasp', 'synflow'])
+def test_sparse_prunes_as_the_method_does(method):
+    dls = block_loaders(tfms=[])
+    learn = Learner(dls, conv_net(dls.c), CrossEntropyLossFlat(), cbs=Sparse(method, .3))
+    learn.add_cb(look := LookAtEveryStep(learn.sparse.choose()))
+    batches = [tuple(t.as_subclass(torch.Tensor) for t in batch) for batch in loaded(dls)]
+    more = dict(dl=batches, loss=CrossEntropyLossFlat()) if method in ('snip', 'grasp') else {}
+    assert look.masks == prune(conv_net(dls.c), method, .3, (3, 32, 32), **more)
+    assert Masks.of(learn.model) is None
+    with quiet(learn): learn.fit(2)
+    assert look.steps == 4 and learn.sparse.masks == Masks.of(learn.model) == look.masks
+
+def loaded(dls):
+    "The batches of the next epoch, which is still the next one afterwards."
+    states, order = [torch.get_rng_state(), np.random.get_state(), random.getstate()], dls.train.rng.getstate()
+    batches = list(dls.train)
+    for put, state in zip((torch.set_rng_state, np.random.set_state, random.setstate), states): put(state)
+    dls.train.rng.setstate(order)
+    return batches
+
+def test_sparse_moves_no_random_state():
+    "The run is that with ready masks, augmentation and order of the data as well."
+    weights = []
+    for ready in (False, True):
+        torch.manual_seed(3); np.random.seed(3); random.seed(3)
+        dls = block_loaders()
+        model = conv_net(dls.c)
+        torch.manual_seed(4)
+        own = KeepMasks(prune(model, 'phew', .3, (3, 32, 32))) if ready else Sparse('phew', .3)
+        with quiet(learn := Learner(dls, model, CrossEntropyLossFlat(), cbs=own)): learn.fit(2)
+        weights.append(model.state_dict())
+    for name, t in weights[0].items(): assert torch.equal(t, weights[1][name]), name
+
+def test_sparse_prunes_once_and_travels(tmp_path):
+    dls = data_loaders(data, 50, device='cpu')
+    learn = Learner(dls, mlp([64, 16, 10], seed=0), CrossEntropyLossFlat(), cbs=Sparse('phew', .3), path=tmp_path)
+    with quiet(learn):
+        learn.validate()
+        masks = Masks.of(learn.model)
+        learn.fit(1); learn.fit(1)
+    learn.export('learner.pkl')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        shipped = load_learner(tmp_path/'learner.pkl')
+    assert torch.equal(shipped.predict(data.test.x[0])[2], learn.predict(data.test.x[0])[2])
+    assert masks.density == pytest.approx(.3, abs=.05) and Masks.of(shipped.model) == shipped.sparse.masks == masks
+
+def test_sparse_with_a_vision_learner():
+    learn = vision_learner(block_loaders(), resnet18, pretrained=False, cbs=Sparse('phew', .05))
+    learn.unfreeze()
+    with quiet(learn): learn.fit(1)
+    assert_zero(learn.model, learn.sparse.masks)
+    assert learn.sparse.masks.density == pytest.approx(.05, abs=1e-3)
 
 def test_same_data_whatever_was_looked_at():
     make = lambda: sparse_learner(data_loaders(data, 50, seed=4, device='cpu'), mlp([64, 8, 10], seed=0))
