@@ -1,5 +1,6 @@
 "Scores are right by a second way, and leave the network to the bit as it was, whatever the network and whatever happens."
 import copy, math, random, warnings
+from collections import UserDict
 from contextlib import nullcontext
 
 import hypothesis.strategies as st
@@ -169,15 +170,16 @@ def test_hooks_of_a_training_run_do_not_fire():
     grasp(model, .5, (6,), data())
     assert 'accumulated' not in fired and all(p.grad is None for p in model.parameters())
 
-def test_a_loader_that_draws_random_numbers():
+@pytest.mark.parametrize('method', look)
+def test_a_loader_that_draws_random_numbers(method):
     x, y = (torch.cat(part) for part in zip(*data()))
     loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
     model = build('plain')
     before = snapshot(model)
-    first = snip(model, .3, (6,), loader)
+    first = look[method](model, .3, (6,), loader)
     assert_same(before, snapshot(model))
     torch.manual_seed(123)
-    assert first == snip(model, .3, (6,), loader)
+    assert first == look[method](model, .3, (6,), loader)
 
 # --- callers, precisions, devices ---------------------------------------------------------------------------------------
 
@@ -238,19 +240,101 @@ def test_data_in_all_forms():
              [(x.double(), y) for x, y in batches], [((x,), y.int()) for x, y in batches]]
     for dl in forms: assert iter_snip(model, .3, (6,), dl, iterations=3) == expected
 
-def test_data_of_fastai():
-    from fastai.data.core import DataLoaders
-    from fastai.data.load import DataLoader as Loader
-    x, y = (torch.cat(part) for part in zip(*data()))
-    model, dl = build('plain'), Loader(list(zip(x, y)), bs=8)
-    assert snip(model, .3, (6,), dl) == snip(model, .3, (6,), data())
+@pytest.mark.parametrize('method', look)
+def test_arrays_dicts_and_keywords(method):
+    class Named(nn.Module):
+        def __init__(self, body):
+            super().__init__()
+            self.body = body
+        def forward(self, x, labels=None, scale=1.):
+            out = self.body(x*scale)
+            return out if labels is None else dict(loss=F.cross_entropy(out, labels), logits=out)
+    model, batches = Named(build('plain')), data()
+    graph = trace(model, (6,))
+    expected = look[method](model, .3, graph, batches, **({} if method != 'grasp' else dict(temperature=1)))
+    more = {} if method != 'grasp' else dict(temperature=1)
+    arrays = [(x.double().numpy(), y.numpy()) for x, y in batches]
+    keyword = [(dict(x=x, scale=1.), y) for x, y in batches]
+    whole = [UserDict(x=x, labels=y) for x, y in batches]
+    assert look[method](model, .3, graph, arrays, **more) == expected == look[method](model, .3, graph, keyword, **more)
+    assert look[method](model, .3, graph, whole, loss=lambda out, batch: out['loss'], **more) == expected
 
-def test_fastai_dataloaders_give_their_training_batches():
+def test_temperature_of_arrays():
+    model, batches = build('plain'), data()
+    assert grasp(model, .3, (6,), [(x.numpy(), y.numpy()) for x, y in batches]) == grasp(model, .3, (6,), batches)
+
+def block():
+    "fastai's `DataLoaders` of a `DataBlock`, its training batches in order."
+    from fastai.data.block import CategoryBlock, DataBlock, TransformBlock
+    from fastai.data.transforms import IndexSplitter
+    x, y = (torch.cat(part) for part in zip(*data()))
+    made = DataBlock(blocks=(TransformBlock, CategoryBlock), get_x=lambda i: x[i % 20], get_y=lambda i: int(y[i % 20]),
+                     splitter=IndexSplitter(range(20, 25)))
+    return made.dataloaders(range(25), bs=8, shuffle=False, drop_last=False, num_workers=0)
+
+@pytest.mark.parametrize('method', look)
+def test_data_of_fastai(method):
     from fastai.data.core import DataLoaders
     from fastai.data.load import DataLoader as Loader
     x, y = (torch.cat(part) for part in zip(*data()))
-    model, dls = build('plain'), DataLoaders(Loader(list(zip(x, y)), bs=8), Loader(list(zip(x, y)), bs=2))
-    assert snip(model, .3, (6,), dls) == snip(model, .3, (6,), data())
+    model, dl, dls = build('plain'), Loader(list(zip(x, y)), bs=8), block()
+    expected = look[method](model, .3, (6,), data())
+    for given in (dl, DataLoaders(dl, Loader(list(zip(x, y)), bs=2)), dls, dls.train):
+        assert look[method](model, .3, (6,), given) == expected
+    random.seed(0); before = snapshot(model)
+    look[method](model, .3, (6,), dls)
+    assert_same(before, snapshot(model))
+
+x, y = data()[0]
+refused = { # what -> (batches, loss, words)
+    'a class too many': ([(x, y), (x, y + 1)], None, 'the loss of batch 1: class 4 among the targets of a network with 4 classes, 0 to 3'),
+    'a class below zero': ([(x, y - 2)], None, 'the loss of batch 0: class -'),
+    'a class too many, for a loss of ones own': ([(x, y), (x, y + 1)], F.cross_entropy, 'the loss of batch 1: Target 4 is out of bounds'),
+    'too few targets': ([(x, y), (x, y), (x, y[:3])], None, r'the loss of batch 2: outputs of size \(8, 4\) for classes of size \(3,\)'),
+    'real targets of another size': ([(x, torch.ones(8))], None, r'the loss of batch 0: outputs of size \(8, 4\) for targets of size \(8,\)'),
+    'targets in a list': ([(x, ['a']*8)], None, 'the loss of batch 0: the targets are a list'),
+    'inputs of another size': ([(x, y), (x[:, :5], y)], None, r'the network, on batch 1 with inputs of size \(8, 5\)'),
+    'a keyword that there is not': ([(dict(z=x), y)], None, 'the network, on batch 0 .* unexpected keyword'),
+    'one example': ([(x, y), (x[:1], y[:1])], None, r'the network, on batch 1 .* Give batches of two examples or more, or batch_stats=False'),
+    'no examples': ([(x[:0], y[:0])], None, 'batch 0'),
+    'a dict': ([(x, y), dict(x=x, y=y)], None, 'batch 1 is a dict: give a loss='),
+    'inputs alone': ([x], None, r'batch 0 is no pair \(x, y\): it is a Tensor of 8'),
+    'a tuple of one': ([(x, y), (x,)], None, r'batch 1 is no pair \(x, y\): it is a tuple of 1'),
+    'None': ([None], None, 'batch 0 is no pair'),
+    'an array of objects': ([(np.array([{}]*8), y)], None, 'batch 0: '),
+    'nothing': ([], None, 'there are no batches in dl'),
+    'NaN among the inputs': ([(x, y), (x*math.nan, y)], None, 'the loss of batch 1 is nan: such values are among the inputs already'),
+    'infinity among the inputs': ([(x/0, y)], None, 'the loss of batch 0 is nan: such values are among the inputs already'),
+    'NaN among the targets': ([(x, torch.full((8, 4), math.nan))], None, 'the loss of batch 0 is nan: such values are among the targets already'),
+    'a loss that is NaN': ([(x, y)], lambda out, y: out.sum()*math.nan, 'the loss of batch 0 is nan: inputs, targets and outputs are finite'),
+    'a loss that is infinite': ([(x, y)], lambda out, y: out.sum()/0, 'the loss of batch 0 is -?inf'),
+    'no loss': ([(x, y)], lambda out, y: None, 'the loss of batch 0 is None, not a tensor'),
+    'a float': ([(x, y)], lambda out, y: F.cross_entropy(out, y).item(), 'the loss of batch 0 is a float, not a tensor'),
+    'a constant': ([(x, y)], lambda out, y: torch.ones(()), 'the loss of batch 0 is a constant'),
+    'a detached loss': ([(x, y)], lambda out, y: F.cross_entropy(out, y).detach(), 'the loss of batch 0 is a constant'),
+    'a loss of no influence': ([(x, y)], lambda out, y: 0*F.cross_entropy(out, y), 'every score is zero'),
+    'a loss for each example': ([(x, y)], lambda out, y: F.cross_entropy(out, y, reduction='none'), r'not of size \(8,\): take its mean'),
+    'a loss that fails': ([(x, y)], lambda out, y: out.nonsense, "the loss of batch 0: 'Tensor' object has no attribute 'nonsense'"),
+    'a number': (7, None, r'dl must be an iterable of batches \(x, y\), not a int'),
+    'a data set': (TensorDataset(x, y), None, 'dl is a dataset of examples'),
+    'no data': (None, None, 'give batches of'),
+}
+
+@pytest.mark.parametrize('method', look)
+@pytest.mark.parametrize('what', refused)
+def test_data_and_losses_that_are_refused(what, method):
+    (dl, loss, words), model = refused[what], unusual(build('plain'))
+    before = snapshot(model)
+    with warnings.catch_warnings(), pytest.raises((ValueError, TypeError, IndexError, RuntimeError, AttributeError), match=words):
+        warnings.simplefilter('ignore')
+        look[method](model, .3, (6,), dl, loss)
+    assert_same(before, snapshot(model))
+
+def test_errors_of_a_kind_of_their_own_keep_it_and_name_the_batch():
+    class Broken(Exception): pass
+    def loss(out, y): raise Broken('no')
+    with pytest.raises(Broken, match='no') as caught: snip(build('plain'), .3, (6,), data(), loss=loss)
+    assert caught.value.__notes__ == ['(in the loss of batch 0)']
 
 def test_matrix_products_are_in_full_precision():
     model, before = build('plain'), torch.get_float32_matmul_precision()
