@@ -3,6 +3,7 @@ from .files import *
 from .looks import *
 from .models import *
 from .data import *
+from .state import *
 from .graph import *
 from .masks import *
 from .scaled import *

@@ -14,8 +14,9 @@ from torch.nn.utils import parametrizations
 
 from awkward import C, Branch, Encoder, Fn, Loop, P, Program, Stochastic, kinds, models, seq
 from truth import Behind, compare, layer_ids
-from phew_nb.graph import Junction, Layer, PathGraph, TraceError, _Numbers, _plain, _run, as_graph, trace
+from phew_nb.graph import Junction, Layer, PathGraph, TraceError, _plain, _run, as_graph, trace
 from phew_nb.masks import Masks
+from phew_nb.numbers import Numbers
 from phew_nb.metrics import count_paths
 
 root = Path(__file__).resolve().parent.parent
@@ -683,7 +684,7 @@ def test_numbers_are_those_written_out(seed):
     torch.manual_seed(seed)
     shape = [rng.choice([1, 2, 3, 4]) for _ in range(rng.randint(0, 4))]
     x = torch.zeros(shape).to(memory_format=torch.channels_last if len(shape) == 4 and seed % 2 else torch.contiguous_format)
-    numbers, plain, views = _Numbers(torch.int32), torch.full((x.numel(),), -1), [x]
+    numbers, plain, views = Numbers(torch.int32), torch.full((x.numel(),), -1), [x]
     numbers.put(x, -1)
     for _ in range(10):
         v = rng.choice(views)
