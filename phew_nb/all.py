@@ -20,5 +20,6 @@ from .pruners import *
 from .export import *
 from .training import *
 from .iterative import *
+from .config import *
 from .experiments import *
 from .plots import *

@@ -6,12 +6,12 @@
 __all__ = ['no_augments', 'sources', 'datasets', 'Arrays', 'Data', 'channel_stats', 'digits', 'Source', 'data_folder',
            'source_folder', 'list_files', 'labelled_files', 'class_names', 'read_image', 'decode', 'fingerprint',
            'checksum', 'write_cache', 'read_cache', 'image_data', 'rotate_shear', 'transform_images', 'transformation',
-           'load_data', 'crop_flip', 'Batches', 'pruning_batches']
+           'DataRow', 'is_drawn', 'load_data', 'crop_flip', 'Batches', 'pruning_batches']
 
 # %% ../nbs/02_data.ipynb #d9c5a48e
-import json, hashlib, math, os, re, warnings, numpy as np, torch, torch.nn.functional as F
+import inspect, json, hashlib, math, os, re, warnings, numpy as np, torch, torch.nn.functional as F
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -44,6 +44,7 @@ class Data:
     std:torch.Tensor # standard deviation, likewise
     full:tuple[int, int]|None=None # numbers of training and test examples of the whole data set; None: these are all
     augments:dict|None=None # from 'paper' and 'code' to (padding before a random crop in pixels, flip?)
+    pruning_batch:int=256 # examples in a batch for pruners that look at data
 
     @property
     def is_regression(self): return self.train.target is not None
@@ -121,6 +122,11 @@ class Source:
     augments:dict # from 'paper' and 'code' to (padding before a random crop, flip?)
     splits:tuple[str, str]=('train', 'test') # what the training and the test folder are called
     other:str=r'labels\.txt' # further files that may be there
+    annotations:str|None=None # the file with the labels of the images whose path has none
+    names:str|None=None # the file with the labels
+    words:str|None=None # the file with words for the labels
+    grouped:bool=False # is the folder above a class its group?
+    pruning_batch:int=256 # examples in a batch for pruners that look at data
     @property
     def folder(self): return Path(self.url).stem
 
@@ -138,11 +144,12 @@ sources = {
     'cifar10': Source(f'{_s3}sample/cifar10.tgz', r'(?P<split>train|test)/(?P<label>\w+)/\d+(_(?P=label))?\.(png|jpg)',
                       (3, 32, 32), (5000, 1000), _cifar10, _cifar_augments),
     'cifar100': Source(f'{_s3}imageclas/cifar100.tgz', r'(?P<split>train|test)/[\w-]+/(?P<label>\w+)/[\w-]+\.png',
-                       (3, 32, 32), (500, 100), 100, _cifar_augments),
+                       (3, 32, 32), (500, 100), 100, _cifar_augments, grouped=True),
     'tiny_imagenet': Source('http://cs231n.stanford.edu/tiny-imagenet-200.zip',
         r'(?P<split>train)/(?P<label>n\d+)/images/(?P=label)_\d+\.JPEG|(?P<val>val)/images/val_\d+\.JPEG',
         (3, 64, 64), (500, 50), 200, {'paper': (4, True), 'code': (4, True)}, ('train', 'val'),
-        r'wnids\.txt|words\.txt|val/val_annotations\.txt|train/n\d+/n\d+_boxes\.txt|test/images/test_\d+\.JPEG')}
+        r'wnids\.txt|words\.txt|val/val_annotations\.txt|train/n\d+/n\d+_boxes\.txt|test/images/test_\d+\.JPEG',
+        annotations='val/val_annotations.txt', names='wnids.txt', words='words.txt', pruning_batch=64)}
 
 # %% ../nbs/02_data.ipynb #24de1114
 def data_folder() -> Path: # may not exist yet
@@ -180,7 +187,7 @@ def _bad(name, path, why): return ValueError(f'{name}: {path} {why}')
 
 def _val_labels(name, folder, files):
     "Tiny-ImageNet: the label of each validation image, from the list beside them."
-    lines = (folder/'val'/'val_annotations.txt').read_text().splitlines()
+    lines = (folder/sources[name].annotations).read_text().splitlines()
     labels = {f'val/images/{line.split()[0]}': line.split()[1] for line in lines}
     there = {f for f,*_ in files if f.startswith('val/images/')}
     for f in sorted(there ^ labels.keys()):
@@ -192,8 +199,8 @@ def labelled_files(name:str, # a name in `sources`
                    files:list, # as `list_files` gives them
                   ) -> dict[str, dict[str, str]]: # for each split from path to label; ValueError: a foreign file
     "The image files of a data set and their labels."
-    source, val = sources[name], {}
-    if name == 'tiny_imagenet': val = _val_labels(name, folder, files)
+    source = sources[name]
+    val = _val_labels(name, folder, files) if source.annotations else {}
     found = {split: {} for split in source.splits}
     for f,*_ in files:
         if match := re.fullmatch(source.pattern, f): found[match['split'] or 'val'][f] = match['label'] or val[f]
@@ -207,7 +214,7 @@ def class_names(name:str, # a name in `sources`
                ) -> list[str]: # the labels in order; ValueError where one is missing or foreign
     "The labels of a data set, checked against those found."
     n = sources[name].classes
-    if name == 'tiny_imagenet': wanted = set((folder/'wnids.txt').read_text().split())
+    if names := sources[name].names: wanted = set((folder/names).read_text().split())
     elif isinstance(n, int): wanted = {label for labels in found.values() for label in labels.values()}
     else: wanted = set(n)
     for split,labels in found.items():
@@ -311,12 +318,12 @@ def _build(name, folder, files):
     "Check and decode all files of a data set."
     source, found = sources[name], labelled_files(name, folder, files)
     classes = class_names(name, folder, found)
-    if name == 'cifar100': _check_groups(name, folder, found)
+    if source.grouped: _check_groups(name, folder, found)
     full = [_check_counts(name, folder/s, found[s], classes, n) for s,n in zip(source.splits, source.full)]
     train, test = (decode(name, folder, found[s], classes) for s in source.splits)
     mean, std = channel_stats(train.x)
-    if name == 'tiny_imagenet': # words for the labels: the first of each list of synonyms
-        words = dict(line.split('\t') for line in (folder/'words.txt').read_text().splitlines())
+    if source.words: # words for the labels: the first of each list of synonyms
+        words = dict(line.split('\t') for line in (folder/source.words).read_text().splitlines())
         classes = [words[c].split(',')[0] for c in classes]
     tensors = dict(train_x=train.x, train_label=train.label, test_x=test.x, test_label=test.label, mean=mean, std=std)
     return tensors, dict(source=fingerprint(files), full=json.dumps(full), classes=json.dumps(classes))
@@ -343,7 +350,7 @@ def image_data(name:str # a name in `sources`
     t, about = _tensors(name)
     train, test = Arrays(t['train_x'], t['train_label']), Arrays(t['test_x'], t['test_label'])
     data = Data(name, train, test, json.loads(about['classes']), t['mean'], t['std'], tuple(json.loads(about['full'])),
-                sources[name].augments)
+                sources[name].augments, sources[name].pruning_batch)
     if (len(train), len(test)) != data.full: warnings.warn(f'not the whole data set. {data}', stacklevel=2)
     return data
 
@@ -396,16 +403,32 @@ def transformation(data:Data, # images with classes
     "The task to rotate and shear an image as its class demands."
     gen = as_generator(seed)
     n = len(data.classes)
-    matrices = rotate_shear(30*torch.arange(n), torch.rand(n, generator=gen)*1.2 - .6)
+    matrices = rotate_shear(30*torch.arange(n), torch.rand(n, generator=gen, dtype=torch.float32)*1.2 - .6)
     small = data.subset(n_per_class, gen)
     train, test = (replace(a, target=transform_images(a.x, matrices[a.label])) for a in (small.train, small.test))
     return replace(small, name=f'{data.name}_transform', train=train, test=test, augments=no_augments)
 
 # %% ../nbs/02_data.ipynb #ae9efa6a
-# from a name to the function that loads it; the transformation tasks take a `seed`
+@dataclass(frozen=True)
+class DataRow:
+    "A row of `datasets`, where its loader alone does not say all."
+    load:Callable # gives a `Data`; where it takes a `seed`, the data of each seed are others
+    recipe:str|None=None # how networks are trained on it, whatever the network; a name in `recipes`
+    def __call__(self, **kwargs): return self.load(**kwargs)
+
+def _digits_transform(n_per_class=None, seed=0): return transformation(digits(), n_per_class, seed)
+def _mnist_transform(n_per_class=1000, seed=0): return transformation(image_data('mnist'), n_per_class, seed)
+
+# name -> the function that loads it, or a `DataRow`
 datasets = {'digits': digits, **{name: partial(image_data, name) for name in sources},
-            'digits_transform': lambda n_per_class=None, seed=0: transformation(digits(), n_per_class, seed),
-            'mnist_transform': lambda n_per_class=1000, seed=0: transformation(image_data('mnist'), n_per_class, seed)}
+            'digits_transform': DataRow(_digits_transform, 'transformation'),
+            'mnist_transform': DataRow(_mnist_transform, 'transformation')}
+
+def is_drawn(name:str # in `datasets`
+            ) -> bool:
+    "Whether the data of each seed are others."
+    row = look_up(datasets, name, 'data set')
+    return 'seed' in inspect.signature(getattr(row, 'load', row)).parameters
 
 def load_data(name:str, # a name in `datasets`
               **kwargs, # of the transformation tasks: `n_per_class`, `seed`
@@ -476,7 +499,7 @@ def epoch(self:Batches,
     n, device, gen = len(self.x), self.x.device, _epoch_generator(self.seed, number)
     order = torch.randperm(n, generator=gen) if self.shuffle else torch.arange(n)
     crop = torch.randint(0, 2*self.pad + 1, (2, n), generator=gen)
-    flip = (torch.rand(n, generator=gen) < .5) & self.flip
+    flip = (torch.rand(n, generator=gen, dtype=torch.float32) < .5) & self.flip
     for b in range(start, len(self)):
         i = order[b*self.batch_size : (b+1)*self.batch_size]
         moves, i = [t[..., i].to(device) for t in (*crop, flip)], i.to(device)

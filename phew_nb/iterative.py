@@ -180,4 +180,5 @@ def lottery(model:nn.Module,      # the network, trained and put back in place
     return _warn_of_empty(masks)
 
 # %% ../nbs/52_iterative.ipynb #7caa4d27
-all_pruners = {**pruners, 'gmp': gradual_magnitude, 'lottery': lottery}
+pruners.update(gmp=gradual_magnitude, lottery=lottery)
+all_pruners = pruners # all methods have one table

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from phew_nb import experiments as E
 from phew_nb.experiments import Config, append_line, grid, load_results, read_records, run, run_name, sweep
+from phew_nb.training import Recipe
 
 small = dict(hidden=(20,), epochs=1, per_class=10, test_per_class=5)
 config = Config(method='magnitude', density=.2, **small)
@@ -44,6 +45,17 @@ def test_a_checkpointed_run_equals_an_undisturbed_one(tmp_path):
     longer = replace(config, epochs=3)
     assert same(run(longer, checkpoint=tmp_path/'run.pt')) == same(run(longer))
     assert same(run(longer, checkpoint=tmp_path/'run.pt')) == same(run(longer)) # nothing is left to train
+
+def test_names_of_existing_records():
+    "A stored name must be found again by every later release, or its run would be done twice."
+    records = read_records(Path(__file__).parent.parent/'results'/'digits')
+    for r in records:
+        recipe = Recipe(**r['settings'].pop('recipe') | dict(drops=(1/2, 3/4)))
+        assert run_name(Config(**r['settings'], recipe=recipe)) == r['run']
+    seeds, methods, densities = range(3), ['dense', 'phew', 'random', 'magnitude'], [.02, .05, .1]
+    assert {run_name(c) for c in grid(seed=seeds, method=methods, density=densities)} == {r['run'] for r in records}
+    assert run_name(Config('mnist_transform', 'mlp', hidden=(300, 300), bn=True)) == '19e7a6cac580'
+    assert run_name(Config('cifar10', 'resnet20', 'gmp', .05, width=.5, amp='bf16', init='normal')) == 'e43746aadfce'
 
 # records
 
