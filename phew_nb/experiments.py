@@ -48,7 +48,8 @@ methods = ChainMap(pruners, {'dense': lambda graph: Masks.dense(graph.params)}) 
 class MethodsWith(Set):
     "The names of the methods that have an argument, as `pruners` is now."
     def __init__(self, argument): self.argument = argument
-    def __contains__(self, name): return name in pruners and self.argument in inspect.signature(pruners[name]).parameters
+    def __contains__(self, name):
+        return name in pruners and self.argument in inspect.signature(pruners[name]).parameters
     def __iter__(self): return (name for name in pruners if name in self)
     def __len__(self): return sum(1 for _ in self)
     def __repr__(self): return repr(set(self))
