@@ -23,3 +23,4 @@ from .iterative import *
 from .config import *
 from .experiments import *
 from .plots import *
+from .reports import *
