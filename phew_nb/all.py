@@ -7,6 +7,7 @@ from .state import *
 from .graph import *
 from .masks import *
 from .scaled import *
+from .keeping import *
 from .flow import *
 from .counts import *
 from .report import *

@@ -10,7 +10,7 @@ import math, torch
 from torch import Tensor, nn
 from .models import as_generator, draw_weights, fans, inits, look_up
 from .graph import Layer, PathGraph, as_graph
-from .masks import Masks, _owner, unwrapped
+from .masks import Masks, owner, unwrapped
 from .flow import check_masks
 
 # %% ../nbs/43_rewire.ipynb #7f7a7b70
@@ -146,7 +146,7 @@ def reinit(model: nn.Module, # changed in place: the weights that have masks
     if masks is None: raise ValueError("there are no masks to draw weights for: give some, or a model that has some")
     masks.check(model)
     for name, mask in masks.items():
-        module, own = _owner(unwrapped(model), name)
+        module, own = owner(unwrapped(model), name)
         weight, mask = getattr(module, own), mask.to(getattr(module, own).device)
         fan_in = kept_fan_in(mask, isinstance(module, nn.modules.conv._ConvTransposeNd))
         unit = draw_weights(weight, init, gen)/_dense_std(weight, mask, init, fan_in)

@@ -1,15 +1,13 @@
 "Masks stay at zero whatever trains the model, and come back from files and copies as they were."
-import copy, io, os, pickle, subprocess, sys
+import copy, gc, io, os, pickle, subprocess, sys, weakref
 
 import hypothesis.strategies as st
 import pytest, torch
 from hypothesis import given, settings
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from phew_nb import masks as masks_module
-from phew_nb.masks import Masks, n_kept
+from phew_nb.masks import Masks, n_kept, unwrapped
 
 def small_net(seed=0):
     torch.manual_seed(seed)
@@ -21,7 +19,7 @@ def random_masks(model, density=.3, seed=1):
     return Masks({name: torch.rand(p.shape, generator=gen) < density for name, p in weights.items()})
 
 def assert_zero(model, masks):
-    params = dict(masks_module.unwrapped(model).named_parameters())
+    params = dict(unwrapped(model).named_parameters())
     for name, mask in masks.items():
         assert (params[name][~mask] == 0).all(), f'{name} has masked weights that are not zero'
         assert params[name][mask].isfinite().all() and (params[name][mask] != 0).any()
@@ -264,18 +262,18 @@ def test_autograd_grad_is_left_alone():
 
 def test_release_bake_and_no_leak():
     model = small_net()
-    n = len(masks_module._guards)
     masks = random_masks(model).keep(model)
-    assert len(masks_module._guards) == n + 2
     twin = copy.deepcopy(model)
+    weights = [weakref.ref(m.weight) for net in (model, twin) for m in (net[0], net[4])]
     masks.bake(model)
-    assert len(masks_module._guards) == n + 2 and Masks.of(model) is None
+    assert Masks.of(model) is None and Masks.of(twin) == masks
     assert all(not m._load_state_dict_post_hooks for m in model.modules())
     assert all(not p._post_accumulate_grad_hooks for p in model.parameters())
     step(model, O.SGD(model.parameters(), .1))
     assert (model[0].weight[~masks['0.weight']] != 0).any()
-    del twin
-    assert len(masks_module._guards) == n
+    del twin, model
+    gc.collect()
+    assert [w() for w in weights] == [None]*4
 
 def test_bad_masks_leave_the_model_alone():
     model = small_net()
