@@ -6,8 +6,8 @@ from .data import *
 from .state import *
 from .graph import *
 from .masks import *
-from .scaled import *
 from .keeping import *
+from .scaled import *
 from .flow import *
 from .counts import *
 from .report import *
