@@ -192,8 +192,8 @@ def run(config:Config, # what the run is made of
     "Prune, measure and train a network."
     start, device = time.time(), device or ('cuda' if torch.cuda.is_available() else 'cpu')
     chance = no_random(stream(config.seed, 'other'), reproducible=False)
-    one = 'sizes' in model_takes(config.model) or None
-    with threads(one), chance, warnings.catch_warnings(record=True) as said:
+    one = 'sizes' in model_takes(config.model) # a perceptron: on one thread
+    with threads(int(one)), chance, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always', UserWarning)
         outcome = _outcome(config, device, checkpoint)
     frame = {k: getattr(config, k) for k in ('data', 'model', 'method', 'density', 'seed')}
