@@ -17,9 +17,10 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from . import report # adds `Masks.report`
-from .graph import PathGraph, _random_kept, as_graph
+from .graph import PathGraph, as_graph
 from .masks import Masks, n_kept, unwrapped
 from .models import as_generator, look_up
+from .state import as_found, random_kept
 
 # %% ../nbs/40_scores.ipynb #fd8b4304
 def true_places(mask:Tensor # 1D, boolean
@@ -324,48 +325,44 @@ def _exact_products():
         yield
     finally: torch.set_float32_matmul_precision(before)
 
-def _loose(module):
-    "Tensors of a module that are neither weights nor buffers."
-    return {k: t for k, t in vars(module).items() if isinstance(t, Tensor)}
-
-def _put_back(module, training, buffers, loose):
-    "Give a module its flag, buffers and loose tensors."
-    module.training = training
-    module._buffers.clear(); module._buffers.update(buffers)
-    for k in _loose(module): del module.__dict__[k]
-    module.__dict__.update(loose)
-
-@contextmanager
-def _state_kept(model):
-    "Parameters, buffers, training flags and what modules remember are put back afterwards."
-    states = {m: (m.training, dict(m._buffers), _loose(m)) for m in model.modules()}
-    buffers = {b: (b.data, b.clone()) for b in model.buffers()}
-    weights = [(p, p.data, p.requires_grad) for p in model.parameters()]
-    try: yield
-    finally:
-        for m, state in states.items(): _put_back(m, *state)
-        for b, (data, values) in buffers.items():
-            b.data = data
-            if not torch.equal(data, values): data.copy_(values)
-        for p, data, needs in weights: p.data = data; p.requires_grad_(needs)
-
-# %% ../nbs/40_scores.ipynb #207826f4
-def _wide(t):
-    "A tensor in float32 at least, if it is floating-point."
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
-
 def _contexts(model):
     "What must be on or off while a network is scored."
     kinds = {p.device.type for p in model.parameters()} | {'cpu'}
-    devices = {p.device.index for p in model.parameters() if p.device.type == 'cuda'}
     yield from (torch.autocast(kind, enabled=False) for kind in kinds)
     if any(type(m).__name__ == 'OptimizedModule' or m._compiled_call_impl for m in model.modules()):
         yield torch.compiler.set_stance('force_eager') # only then: it takes two seconds to load
     yield from (torch.inference_mode(False), torch.enable_grad())
     yield torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
-    yield from (_exact_products(), _random_kept(list(devices)), _state_kept(model))
+    yield from (_exact_products(), random_kept(), as_found(model))
+
+# %% ../nbs/40_scores.ipynb #207826f4
+def _check_own(model, graph):
+    "Raise where the graph is of another network, or the network cannot be differentiated."
+    if not {id(p) for p in graph.params.values()} <= {id(p) for p in model.parameters()}:
+        raise ValueError("this graph is of another network: trace the one that is to be scored")
+    made = [name for name, p in model.named_parameters() if p.is_inference()]
+    if made: raise ValueError(
+        f"the parameter '{made[0]}' was made under torch.inference_mode() and cannot be differentiated: "
+        "make the network outside of it, or score a copy.deepcopy(model) that is made outside")
+
+def _is_batch_norm(module):
+    "Whether a module, scripted ones too, is a batch normalisation."
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) or 'BatchNorm' in getattr(module, 'original_name', '')
+
+def _set_modes(model, batch_stats):
+    "Evaluation mode, but for batch normalisation if asked for."
+    norms = [m for m in model.modules() if _is_batch_norm(m)] if batch_stats else []
+    if norms and isinstance(model, torch.jit.TopLevelTracedModule): raise ValueError(
+        "torch.jit.trace has fixed the mode of this network's batch normalisation: give batch_stats=False, "
+        "or the network that was traced")
+    model.eval()
+    for m in norms: m.training = True
 
 # %% ../nbs/40_scores.ipynb #728c87fc
+def _own_copy(t):
+    "A copy of a tensor's values, which the network may write to; in float32 at least, if it is floating-point."
+    return t.detach().to(torch.float32 if t.dtype in (torch.float16, torch.bfloat16) else t.dtype, copy=True)
+
 @contextmanager
 def scoring(model:nn.Module,    # the network
             graph:PathGraph,    # its graph
@@ -374,14 +371,12 @@ def scoring(model:nn.Module,    # the network
            ): # parameter name -> parameter, as in `graph.params`; free to be differentiated, changed as `.data`
     "A network set up to be differentiated, and put back to the bit afterwards."
     model = unwrapped(model)
-    if not {id(p) for p in graph.params.values()} <= {id(p) for p in model.parameters()}:
-        raise ValueError("this graph is of another network: trace the one that is to be scored")
+    _check_own(model, graph)
     with ExitStack() as stack:
         for context in _contexts(model): stack.enter_context(context)
-        model.eval()
-        for t in (*model.parameters(), *model.buffers()): t.data = _wide(t.data)
-        for p in model.parameters(): p.requires_grad_(False)
-        for m in model.modules(): m.training = batch_stats and isinstance(m, nn.modules.batchnorm._BatchNorm)
+        _set_modes(model, batch_stats)
+        for t in (*model.parameters(), *model.buffers()): t.data = _own_copy(t)
+        for p in model.parameters(): p.requires_grad_(False).grad = None
         for name, p in graph.params.items():
             if masks and name in masks: p.data = p.data.masked_fill(~masks[name].to(p.device), 0)
             p.requires_grad_()

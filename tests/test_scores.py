@@ -1,6 +1,7 @@
 "Scores are right by a second way, and leave the network to the bit as it was, whatever the network and whatever happens."
 import copy, math, random, warnings
-from collections import UserDict
+from collections import UserDict, deque
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import hypothesis.strategies as st
@@ -75,7 +76,8 @@ def bits(t): return t.detach().contiguous().reshape(-1).view(torch.uint8).clone(
 def snapshot(model):
     "All of a network that could change, and the global random states."
     modules = list(model.named_modules())
-    hooks = [len(h) for _, m in modules for h in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._load_state_dict_post_hooks)]
+    kinds = '_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_load_state_dict_post_hooks' # (scripted modules have none)
+    hooks = [len(vars(m).get(kind, ())) for _, m in modules for kind in kinds]
     params = [(n, id(p), p.data_ptr(), p.dtype, p.requires_grad, p.is_leaf, id(p.grad)) for n, p in model.named_parameters()]
     tensors = {n: bits(t) for n, t in model.state_dict(keep_vars=True).items()}
     grads = {n: bits(p.grad) for n, p in model.named_parameters() if p.grad is not None}
@@ -180,6 +182,180 @@ def test_a_loader_that_draws_random_numbers(method):
     assert_same(before, snapshot(model))
     torch.manual_seed(123)
     assert first == look[method](model, .3, (6,), loader)
+
+# --- what a network does to itself ----------------------------------------------------------------------------------------
+
+class Body(nn.Module):
+    "Two layers; what is nasty is done in `first`, before the first of them."
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+    def first(self, x): return x
+    def forward(self, x): return self.b(torch.relu(self.norm(self.a(self.first(x)))))
+
+class Caches(Body):
+    "A table, a flag and a list that the first forward pass fills."
+    def __init__(self):
+        super().__init__()
+        self.table, self.ready, self.sizes = None, False, []
+    def first(self, x):
+        if self.table is None: self.table = torch.linspace(.5, 1.5, x.shape[1], dtype=x.dtype, device=x.device)
+        self.ready = True
+        self.sizes.append(len(x))
+        return x*self.table
+
+class CachesLate(Body):
+    "An attribute that is not there before the first pass, with the pass's history."
+    def first(self, x):
+        self.last = self.a(x)
+        return x
+
+class Nests(Body):
+    "Containers within containers."
+    def __init__(self):
+        super().__init__()
+        self.seen = dict(calls=[0, dict(sizes=[])], kinds=set(), recent=deque(maxlen=3))
+    def first(self, x):
+        self.seen['calls'][0] += 1
+        self.seen['calls'][1]['sizes'].append(tuple(x.shape))
+        self.seen['kinds'].add(str(x.dtype)); self.seen['recent'].append(x.detach().sum())
+        self.seen.setdefault('new', []).append(1)
+        return x
+
+class HooksItself(Body):
+    "Registers a hook of a child in its first pass, as attention backbones do."
+    def __init__(self):
+        super().__init__()
+        self.hooked = False
+    def first(self, x):
+        if not self.hooked: self.a.register_forward_hook(lambda m, i, o: 2*o); self.hooked = True
+        return x
+
+class Grows(Body):
+    "A parameter, a buffer and a module that the first pass makes."
+    def first(self, x):
+        if not hasattr(self, 'scale'):
+            self.scale = nn.Parameter(torch.ones(6, dtype=x.dtype, device=x.device))
+            self.register_buffer('shift', torch.zeros(6, dtype=x.dtype, device=x.device), persistent=False)
+            self.extra = nn.Identity()
+        return self.extra(x*self.scale + self.shift)
+
+class Counts(Body):
+    "Buffers: one changed in place, one made anew."
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('calls', torch.zeros(())); self.register_buffer('mean', torch.zeros(6))
+    def first(self, x):
+        self.calls += 1
+        self.mean = .9*self.mean + .1*x.detach().mean(0)
+        return x
+
+class Clips(Body):
+    "Writes to its weights through `.data`."
+    def first(self, x):
+        self.a.weight.data.clamp_(-.05, .05); self.a.bias.data.zero_()
+        return x
+
+class Freezes(Body):
+    "Changes flags, modes and gradients."
+    def first(self, x):
+        self.a.bias.requires_grad_(False); self.eval()
+        for p in self.parameters(): p.grad = None
+        return x
+
+class Zeroes(Body):
+    "Zeroes its gradients in place."
+    def first(self, x):
+        for p in self.parameters():
+            if p.grad is not None: p.grad.zero_()
+        return x
+
+class Draws(Body):
+    "Draws random numbers of every kind."
+    def first(self, x): return x + 1e-3*(torch.rand(()) + np.random.rand() + random.random()).item()
+
+class Hides(Body):
+    "A module that is no child: in a list."
+    def __init__(self):
+        super().__init__()
+        self.hidden = [Counts()]
+    def first(self, x): return self.hidden[0].first(x)
+
+class Replaces(Body):
+    "Gives a child another weight object of the same values."
+    def first(self, x):
+        self.b.bias = nn.Parameter(self.b.bias.detach().clone())
+        return x
+
+nasty = [Caches, CachesLate, Nests, HooksItself, Grows, Counts, Clips, Freezes, Zeroes, Draws, Hides, Replaces]
+
+def described(model):
+    "Every value within a network, by where it is; the objects are held, so that no number of one is used again."
+    found, held = {}, []
+    def put(where, x):
+        held.append(x)
+        new = id(x) not in seen
+        seen.add(id(x))
+        if x is None or isinstance(x, (bool, int, float, str, bytes, torch.dtype, torch.device)): found[where] = repr(x)
+        else: found[where] = type(x).__name__, id(x)
+        if not new: return
+        if isinstance(x, torch.Tensor):
+            found[where + ' tensor'] = x.data_ptr(), x.dtype, x.shape, x.stride(), x.requires_grad, x.is_leaf
+            found[where + ' values'] = bits(x)
+            if x.is_leaf: put(where + '.grad', x.grad)
+        elif isinstance(x, Mapping):
+            found[where + ' keys'] = list(map(repr, x))
+            for k, v in list(x.items()): put(f'{where}[{k!r}]', v)
+        elif isinstance(x, (list, tuple, deque)):
+            found[where + ' length'] = len(x)
+            for i, v in enumerate(x): put(f'{where}[{i}]', v)
+        elif isinstance(x, (set, frozenset)): found[where + ' items'] = sorted(map(repr, x))
+        elif isinstance(x, nn.Module): put(where + '.__dict__', vars(x))
+    seen = set()
+    put('model', model)
+    kind, keys, *rest = np.random.get_state()
+    found |= {'torch random': torch.get_rng_state(), 'numpy random': torch.from_numpy(keys.astype(np.int64)), 'numpy rest': rest,
+              'python random': random.getstate(), 'grad mode': torch.is_grad_enabled(), 'held': held}
+    if torch.cuda.is_available(): found['cuda random'] = torch.cuda.get_rng_state()
+    return found
+
+def assert_as_found(before, after):
+    before, after = ({k: v for k, v in d.items() if k != 'held'} for d in (before, after))
+    assert before.keys() == after.keys(), f'came or went: {sorted(before.keys() ^ after.keys())[:5]}'
+    assert_same(before, after)
+
+def traced_once(model):
+    "The graph of a network that writes to its weights, which have their values again."
+    old = [p.detach().clone() for p in model.parameters()]
+    graph = trace(model, (6,))
+    for p, values in zip(model.parameters(), old): p.data.copy_(values)
+    return graph
+
+def failing(at):
+    "A loss that raises when it is called for the `at`-th time."
+    calls = []
+    def loss(out, y):
+        calls.append(1)
+        if len(calls) == at: raise RuntimeError('half way')
+        return default_loss(out, y)
+    return loss
+
+@pytest.mark.parametrize('ends', ['returns', 'raises'])
+@pytest.mark.parametrize('used', [False, True])
+@pytest.mark.parametrize('method', look)
+@pytest.mark.parametrize('kind', nasty)
+def test_a_network_that_changes_itself_is_left_as_found(kind, method, used, ends):
+    torch.manual_seed(0)
+    model = kind()
+    if used: model(data()[0][0])
+    size = traced_once(model) if kind in (Clips, Zeroes) else (6,)
+    for i, p in enumerate(model.parameters()): p.grad = torch.full_like(p, float(i)) if i % 2 else None
+    before = described(model)
+    if ends == 'returns': look[method](model, .3, size, data())
+    else:
+        with pytest.raises(RuntimeError, match='half way'): look[method](model, .3, size, data(), loss=failing(2))
+    assert_as_found(before, described(model))
+    assert model(data()[0][0]).dtype == torch.float32 # and it still runs
 
 # --- callers, precisions, devices ---------------------------------------------------------------------------------------
 
@@ -335,6 +511,28 @@ def test_errors_of_a_kind_of_their_own_keep_it_and_name_the_batch():
     def loss(out, y): raise Broken('no')
     with pytest.raises(Broken, match='no') as caught: snip(build('plain'), .3, (6,), data(), loss=loss)
     assert caught.value.__notes__ == ['(in the loss of batch 0)']
+
+@pytest.mark.filterwarnings('ignore:.*deprecated')
+@pytest.mark.parametrize('method', look)
+def test_scripted_and_traced_networks(method):
+    plain = build('dropping')
+    scripted, traced = torch.jit.script(build('dropping')), torch.jit.trace(build('dropping').eval(), torch.ones(2, 6))
+    before = snapshot(scripted), snapshot(traced)
+    assert look[method](scripted, .3, (6,), data()) == look[method](plain, .3, (6,), data())
+    with pytest.raises(ValueError, match='torch.jit.trace has fixed the mode'): look[method](traced, .3, (6,), data())
+    running = look[method](plain, .3, (6,), data(), batch_stats=False)
+    for model in (scripted, traced): assert look[method](model, .3, (6,), data(), batch_stats=False) == running
+    for old, model in zip(before, (scripted, traced)): assert_same(old, snapshot(model))
+
+@pytest.mark.parametrize('method', look)
+def test_networks_made_in_inference_mode(method):
+    with torch.inference_mode(): made = build('plain')
+    before = [(bits(p), p.requires_grad) for p in made.parameters()]
+    for around in (nullcontext, torch.inference_mode):
+        with around(), pytest.raises(ValueError, match="'hidden1.linear.weight' was made under torch.inference_mode()"):
+            look[method](made, .3, (6,), data())
+    assert all(torch.equal(bits(p), old) and p.requires_grad == flag for p, (old, flag) in zip(made.parameters(), before))
+    assert look[method](copy.deepcopy(made), .3, (6,), data()) == look[method](build('plain'), .3, (6,), data())
 
 def test_matrix_products_are_in_full_precision():
     model, before = build('plain'), torch.get_float32_matmul_precision()
