@@ -342,17 +342,22 @@ def _is_reached(optimizer, model):
     return all(id(guard.param) in steps_on for guard in guards if guard.param.requires_grad)
 
 # %% ../nbs/21_keeping.ipynb #137dd339
-def _then_zero(optimizer, name, model):
-    "Have a method of an optimizer zero a model's masked weights when it is done."
+class _Models(weakref.WeakSet):
+    "The models whose masked weights an optimizer zeroes; copied with it, it is about the copies of them."
+    def __deepcopy__(self, memo): return _Models([memo.get(id(model), model) for model in self])
+    def __reduce__(self): return _Models, ()
+
+def _then_zero(optimizer, name):
+    "Have a method of an optimizer zero the masked weights of its models when it is done."
     old = getattr(optimizer, name)
-    if hasattr(old, 'held_models'): return old.held_models.add(model)
+    if getattr(old, 'zeroes_masked', False): return
     plain = old.__func__ if getattr(old, '__self__', None) is optimizer else None
     @functools.wraps(old)
     def method(self, *args, **kwargs):
         result = old(*args, **kwargs) if plain is None else plain(self, *args, **kwargs)
-        for model in list(method.held_models): Masks.rezero(model)
+        for model in list(self.held_models): Masks.rezero(model)
         return result
-    method.held_models = weakref.WeakSet([model])
+    method.zeroes_masked = True
     setattr(optimizer, name, MethodType(method, optimizer))
 
 def _adopt(optimizer, model):
@@ -361,9 +366,9 @@ def _adopt(optimizer, model):
         _clean(o)
         hooks = getattr(o, '_optimizer_load_state_dict_post_hooks', None)
         if hooks is not None and _clean not in hooks.values(): o.register_load_state_dict_post_hook(_clean)
-    names = ['eval', 'train'] if _is_reached(optimizer, model) else ['step', 'eval', 'train']
-    for name in names:
-        if callable(getattr(optimizer, name, None)): _then_zero(optimizer, name, model)
+    names = ['step']*(not _is_reached(optimizer, model)) + [n for n in ('eval', 'train') if hasattr(optimizer, n)]
+    if names: vars(optimizer).setdefault('held_models', _Models()).add(model)
+    for name in names: _then_zero(optimizer, name)
 
 # %% ../nbs/21_keeping.ipynb #697c0587
 def _torch_hooks(module):
