@@ -19,6 +19,7 @@ from .rewire import *
 from .metrics import *
 from .pruners import *
 from .export import *
+from .checkpoints import *
 from .training import *
 from .iterative import *
 from .config import *

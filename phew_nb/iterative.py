@@ -6,15 +6,17 @@
 __all__ = ['gmp_iterations', 'all_pruners', 'StartAt', 'Remember', 'cubic_steps', 'gradual_magnitude', 'ticket_steps', 'lottery']
 
 # %% ../nbs/52_iterative.ipynb #c40cbbc5
-import copy, math, torch, warnings
+import math, torch, warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from fastai.vision.all import Callback, DataLoader, DataLoaders
-from torch import Tensor, nn
-from .graph import PathGraph, _random_kept, _reseed
+from torch import nn
+from .checkpoints import check_count, network_kept
+from .graph import PathGraph
 from .masks import Masks, unwrapped
 from .pruners import pruners
-from .scores import _count_left, _level, _task, magnitude_scores, top_k
+from .scores import caller_level, count_left, magnitude_scores, pruning_task, top_k
+from .state import random_kept
 from .training import ArrayDL, Recipe, find_recipe, quiet, sparse_learner
 
 # %% ../nbs/52_iterative.ipynb #57c1c34c
@@ -64,19 +66,11 @@ def _train(model, dls, recipe, epochs, loss, own=(), **kwargs):
 
 @contextmanager
 def _undone_if_it_fails(model, seed):
-    "Random states are put back; if something is raised, the network is as well."
-    state, masks, training = _state(model), Masks.of(model), {m: m.training for m in model.modules()}
-    held = any(m.__dict__['_layer_masks'].held for m in unwrapped(model).modules() if '_layer_masks' in m.__dict__)
+    "Random states and modes are put back; if something is raised, the whole network is, with its gradients."
+    training = {m: m.training for m in model.modules()}
     devices = [p.device.index for p in model.parameters() if p.device.type == 'cuda'][:1]
     try:
-        with _random_kept(devices):
-            _reseed(seed, devices)
-            yield
-    except BaseException:
-        Masks.forget(model)
-        _set_state(model, state)
-        if masks is not None: (masks.keep if held else masks.apply)(model)
-        raise
+        with network_kept(model, always=False), random_kept(devices, seed): yield
     finally:
         for m, mode in training.items(): m.training = mode
 
@@ -86,9 +80,8 @@ def cubic_steps(start:int,      # number of weights there are
                 iterations:int, # in how many steps
                ) -> list: # numbers of weights after each step; the last is `k`
     "Numbers that fall from `start` to `k`, by the cubic schedule."
-    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
-        raise ValueError(f"iterations must be a whole number, 1 or more, got {iterations!r}")
-    return [round(k + (start - k)*(1 - t/iterations)**3) for t in range(1, iterations + 1)]
+    n = check_count('iterations', iterations)
+    return [round(k + (start - k)*(1 - t/n)**3) for t in range(1, n + 1)]
 
 # %% ../nbs/52_iterative.ipynb #1156e312
 gmp_iterations = {'resnet20_cifar10': 5, 'vgg19_cifar100': 10, 'vgg19_tiny_imagenet': 10, 'resnet18_tiny_imagenet': 25}
@@ -117,11 +110,12 @@ def gradual_magnitude(model:nn.Module,      # the network, trained in place
                       **kwargs,             # of `sparse_learner`
                      ) -> Masks: # with exactly `round(density*total)` kept; the network holds trained weights
     "Train, then prune the smallest weights step by step with an epoch of training after each."
-    dls, (graph, k, masks), full = _loaders(dl), _task(model, input_size, density, kept), find_recipe(recipe)
-    full = full if epochs is None else replace(full, epochs=max(epochs, 1))
-    n = iterations or gmp_iterations.get(recipe if isinstance(recipe, str) else None, 10)
+    dls, (graph, k, masks), full = _loaders(dl), pruning_task(model, input_size, density, kept), find_recipe(recipe)
+    if epochs is not None: full = replace(full, epochs=max(check_count('epochs', epochs, 0), 1))
+    n = gmp_iterations.get(recipe if isinstance(recipe, str) else None, 10) if iterations is None else iterations
+    check_count('iterations', n)
     with _undone_if_it_fails(model, seed):
-        start = _count_left(graph, masks)
+        start = count_left(graph, masks)
         if epochs != 0: _note_row(rows, start, _train(model, dls, full, full.epochs, loss, **kwargs))
         for left in cubic_steps(start, k, n):
             masks = _shrink(model, graph, left, scope)
@@ -134,7 +128,8 @@ def _note_row(rows, kept, row):
 def _warn_of_empty(masks):
     "The masks, after a warning where a layer has lost all its weights."
     empty = [name for name, width in masks.widths.items() if width == 0]
-    if empty: warnings.warn(f"{len(empty)} of {len(masks)} layers are empty: {', '.join(empty)}", stacklevel=_level())
+    text = f"{len(empty)} of {len(masks)} layers are empty: {', '.join(empty)}"
+    if empty: warnings.warn(text, stacklevel=caller_level())
     return masks
 
 # %% ../nbs/52_iterative.ipynb #0859db5a
@@ -166,10 +161,10 @@ def lottery(model:nn.Module,      # the network, trained and put back in place
             **kwargs,             # of `sparse_learner`
            ) -> Masks: # with exactly `round(density*total)` kept; the network holds the rewound weights
     "Train, prune the smallest weights, put the others back, and again."
-    dls, (graph, k, masks), recipe = _loaders(dl), _task(model, input_size, density, kept), find_recipe(recipe)
-    epochs = epochs or recipe.epochs
+    dls, (graph, k, masks), recipe = _loaders(dl), pruning_task(model, input_size, density, kept), find_recipe(recipe)
+    epochs = recipe.epochs if epochs is None else check_count('epochs', epochs)
     if not 0 <= rewind < epochs: raise ValueError(f"rewind must be an epoch of the run, 0 to {epochs-1}, got {rewind}")
-    left = _count_left(graph, masks)
+    left = count_left(graph, masks)
     with _undone_if_it_fails(model, seed):
         early, own = _state(model), [Remember(rewind)] if rewind else []
         for n in ticket_steps(left, k, fraction):

@@ -125,7 +125,7 @@ def test_rounds():
     masks = lottery(net(), .5, (64,), loaders(), recipe=small, rows=rows)
     assert [r['kept'] for r in rows] == [masks.total] + ticket_steps(masks.total, masks.kept)[:-1]
 
-@pytest.mark.parametrize('bad', [dict(rewind=2), dict(rewind=-1), dict(fraction=0), dict(fraction=20)])
+@pytest.mark.parametrize('bad', [dict(rewind=2), dict(rewind=-1), dict(fraction=0), dict(fraction=20), dict(epochs=-1)])
 def test_what_makes_no_sense_is_refused(bad):
     model = net()
     before = state(model)
@@ -152,7 +152,9 @@ def test_repeatable_and_the_global_random_state_is_kept(f):
 def test_a_failure_puts_the_network_back(f, masked):
     model, calls = net().train(), []
     if masked: getattr(random_pruning(model, .9, (64,)), masked)(model)
+    F.cross_entropy(model(torch.randn(8, 64)), torch.arange(8)).backward()
     before, masks, modes = state(model), Masks.of(model), [m.training for m in model.modules()]
+    grads = [(p.grad, p.grad.clone()) for p in model.parameters()]
     def loss(out, y):
         calls.append(1)
         if len(calls) > 9: raise RuntimeError('half way')
@@ -160,6 +162,7 @@ def test_a_failure_puts_the_network_back(f, masked):
     with pytest.raises(RuntimeError, match='half way'): f(model, .3, (64,), loaders(), recipe=small, loss=loss)
     assert_state(model, before)
     assert Masks.of(model) == masks and [m.training for m in model.modules()] == modes
+    for p, (grad, old) in zip(model.parameters(), grads): assert p.grad is grad and torch.equal(grad, old)
     F.cross_entropy(model(torch.randn(8, 64)), torch.arange(8)).backward()
     if masked == 'keep': assert all((p.grad[~masks[n]] == 0).all() for n, p in model.named_parameters() if n in masks)
 

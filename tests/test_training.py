@@ -1,5 +1,5 @@
 "Learners keep masks under every optimizer and callback of fastai, and runs survive being killed."
-import multiprocessing, os, random, signal, socket, traceback, warnings
+import contextlib, multiprocessing, os, random, signal, socket, traceback, warnings
 from dataclasses import replace
 from functools import partial
 
@@ -11,9 +11,10 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import load_learner
 from fastai.optimizer import SGD, Adam, Lamb, Larc, OptimWrapper, QHAdam, RMSProp, ranger
 from fastai.vision.all import (
-    Callback, CategoryBlock, CrossEntropyLossFlat, DataBlock, ImageBlock, ItemGetter, Learner, RandomSplitter, Resize,
-    aug_transforms, resnet18, vision_learner)
+    Callback, CategoryBlock, CrossEntropyLossFlat, DataBlock, ImageBlock, ItemGetter, Learner, RandomSplitter,
+    ReduceLROnPlateau, Resize, SaveModelCallback, aug_transforms, resnet18, vision_learner)
 
+from phew_nb.checkpoints import Checkpoint
 from phew_nb.data import digits
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20
@@ -287,6 +288,42 @@ class StopAt(Callback):
     def __init__(self, at): self.at = at
     def before_train(self):
         if self.epoch == self.at: raise RuntimeError('stopped')
+
+class Still(ReduceLROnPlateau):
+    "Finds nothing better, ever: with a patience of two the rate is reduced after every second epoch."
+    def __init__(self): super().__init__(patience=2, min_delta=100., factor=2.)
+
+def test_trackers_go_on(tmp_path):
+    "A reduced rate and a patience half used up are those of the undisturbed run, and so are the weights."
+    def train(name, *cbs):
+        learn = make_learner()
+        learn.path = tmp_path/name
+        with quiet(learn), contextlib.redirect_stdout(None):
+            learn.fit_recipe(cbs=[Still(), SaveModelCallback(), *cbs])
+        return learn
+    whole, file = train('whole'), Checkpoint(tmp_path/'run.pt')
+    with pytest.raises(RuntimeError): train('part', file, StopAt(2))
+    rest = train('part', Checkpoint(tmp_path/'run.pt'))
+    rates = [row['lr'] for row in whole.recipe_schedule.log]
+    assert rest.first_epoch == 2 and rates[:4] == [.05, .05, .05, .005/2]
+    assert [row['lr'] for row in rest.recipe_schedule.log] == rates
+    for name, t in whole.model.state_dict().items(): assert torch.equal(t, rest.model.state_dict()[name]), name
+
+def test_a_search_for_a_rate_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    searched, plain = make_learner(), make_learner()
+    with quiet(searched): searched.lr_find(show_plot=False, num_it=30)
+    torch.manual_seed(7)
+    for learn in searched, plain:
+        torch.manual_seed(7)
+        with quiet(learn): learn.fit_recipe(2)
+    for name, t in plain.model.state_dict().items(): assert torch.equal(t, searched.model.state_dict()[name]), name
+    assert not list(tmp_path.iterdir())
+
+def test_a_search_that_diverges_ends(tmp_path):
+    learn = make_learner()
+    with quiet(learn): learn.lr_find(show_plot=False, start_lr=1e-3, end_lr=1e30, num_it=60, stop_div=False)
+    assert_zero(learn.model, Masks.of(learn.model))
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     learn = make_learner()
