@@ -17,8 +17,8 @@ from numbers import Integral
 @dataclass(frozen=True)
 class Config:
     "What a run is made of; raises ValueError or TypeError where it makes no sense."
-    data:str='digits' # a name in `datasets`
-    model:str='mlp' # a name in `models`
+    data:str='digits' # a name in `datasets`; a folder of images; or what makes the data: 'my_file.py:make'
+    model:str='mlp' # a name in `models`; or what makes the network: 'my_file.py:Net', 'package.module:make'
     method:str='phew' # a name in `pruners`, or 'dense'
     density:float=.1 # fraction of the weights to keep, in (0, 1]; 'dense' makes it 1
     seed:int=0 # decides weights, masks, order of the data and which examples
@@ -30,9 +30,10 @@ class Config:
     hidden:tuple[int, ...]=(100, 100) # of an mlp: units of each hidden layer
     bn:bool=False # of an mlp: batch normalisation?
     width:float=1. # of the other networks: multiplies the channels of every layer
-    init:str='auto' # initial weights: a name in `inits`; 'auto': 'kaiming_normal', or those of a network of your own
+    init:str='auto' # a name in `inits`; 'auto': 'kaiming_normal', or what a network of your own has
     options:dict=field(default_factory=dict) # further arguments of the pruner
     amp:str|None=None # mixed precision: None, 'bf16' or 'fp16'
+    image_size:int|None=None # of data of your own: images are cut to squares of so many pixels; None: as they are
 
     def __post_init__(self): _check(self)
 
@@ -61,17 +62,19 @@ def known(what:str, # 'data', 'model', 'method', 'init' or 'recipe'
 def check_name(what:str, # 'data', 'model', 'method', 'init' or 'recipe'
                name:str, # as a config has it
               ): # ValueError with the names known and the nearest of them
-    "Check that a name is known."
-    if what == 'method' and name in known(what, all=False): return
-    if (what, name) == ('init', 'auto'): return
-    import_module('phew_nb.models').look_up(known(what), name, _tables[what][2])
+    "Check that a name is known; data and networks of your own are looked for where the name says."
+    if not isinstance(name, str): raise TypeError(f'{_tables[what][2]}: a name is wanted, got {name!r}')
+    if what == 'data': import_module('phew_nb.data').data_row(name)
+    elif what == 'model': import_module('phew_nb.models').maker(name)
+    elif what == 'method' and name in known(what, all=False) or (what, name) == ('init', 'auto'): return
+    else: import_module('phew_nb.models').look_up(known(what), name, _tables[what][2])
 
 # %% ../nbs/60_config.ipynb #654e1c3a
 def _check(config):
     "Check the fields of a config, and make them plain."
     for what in 'data', 'model', 'method', 'init': check_name(what, getattr(config, what))
     import_module('phew_nb.masks').n_kept(1, config.density)
-    for name in 'seed', 'epochs', 'per_class', 'test_per_class', 'prune_per_class':
+    for name in 'seed', 'epochs', 'per_class', 'test_per_class', 'prune_per_class', 'image_size':
         if getattr(config, name) is not None: _check_whole(name, getattr(config, name), int(name != 'seed'))
     if config.recipe != 'auto': config.full_recipe # ValueError where it is unknown
     plain = dict(density=1. if config.method == 'dense' else float(config.density), seed=int(config.seed))
@@ -92,12 +95,15 @@ def auto_recipe(model:str, # a name in `models`
     return next((name for name in names if name in known('recipe')), 'default')
 
 # %% ../nbs/60_config.ipynb #19870ac6
+_later = {'image_size'} # fields younger than the first records: at their default they are not in a name
+
 def settings(config:Config # what a run is made of
             ) -> dict: # of plain values
     "The settings that decide the outcome of a run."
     takes = import_module('phew_nb.models').model_takes(config.model)
     unused = {'epochs'} | {'hidden', 'bn', 'width'} - takes
     if config.method == 'dense': unused |= {'options', 'prune_per_class'}
+    unused |= {name for name in _later if getattr(config, name) == Config.__dataclass_fields__[name].default}
     values = asdict(replace(config, recipe=config.full_recipe, init=resolved_init(config)))
     return json.loads(json.dumps({k: v for k,v in values.items() if k not in unused}, default=float))
 

@@ -6,19 +6,20 @@
 __all__ = ['no_augments', 'sources', 'datasets', 'Arrays', 'Data', 'channel_stats', 'digits', 'Source', 'data_folder',
            'source_folder', 'list_files', 'labelled_files', 'class_names', 'read_image', 'decode', 'fingerprint',
            'checksum', 'write_cache', 'read_cache', 'image_data', 'rotate_shear', 'transform_images', 'transformation',
-           'DataRow', 'is_drawn', 'load_data', 'crop_flip', 'Batches', 'pruning_batches']
+           'room', 'free_memory', 'stack_examples', 'as_bytes', 'as_data', 'DataRow', 'data_row', 'is_drawn',
+           'load_data', 'crop_flip', 'Batches', 'pruning_batches']
 
 # %% ../nbs/02_data.ipynb #d9c5a48e
-import inspect, json, hashlib, math, os, re, warnings, numpy as np, torch, torch.nn.functional as F
+import inspect, json, hashlib, math, os, re, tempfile, warnings, numpy as np, torch, torch.nn.functional as F
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from functools import partial
 from pathlib import Path
-from .models import as_generator, look_up
+from .models import as_generator, is_reference, load_object, look_up
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -26,7 +27,7 @@ from safetensors.torch import save_file
 @dataclass
 class Arrays:
     "Examples, one a row."
-    x:torch.Tensor # images: uint8 (n, channels, height, width)
+    x:torch.Tensor # images: uint8 (n, channels, height, width); or any numbers, (n, features, ...)
     label:torch.Tensor # classes: int64 (n,)
     target:torch.Tensor|None=None # regression: the wanted image, uint8, of the shape of `x`
     def __len__(self): return len(self.x)
@@ -45,6 +46,7 @@ class Data:
     full:tuple[int, int]|None=None # numbers of training and test examples of the whole data set; None: these are all
     augments:dict|None=None # from 'paper' and 'code' to (padding before a random crop in pixels, flip?)
     pruning_batch:int=256 # examples in a batch for pruners that look at data
+    origin:str|None=None # the fingerprint of the data set that this is a part of
 
     @property
     def is_regression(self): return self.train.target is not None
@@ -61,13 +63,19 @@ def __repr__(self:Data):
     return text + (f' (a part of {full[0]:,} and {full[1]:,})' if full and n != full else '')
 
 # %% ../nbs/02_data.ipynb #7276ac1d
-def channel_stats(x:torch.Tensor # images: uint8 (n, channels, height, width)
+def channel_stats(x:torch.Tensor # images: uint8 (n, channels, height, width); or any numbers, (n, features, ...)
                  ) -> tuple[torch.Tensor, torch.Tensor]: # of each channel, as fractions of 255
-    "Mean and standard deviation of each channel over all images."
-    count = torch.stack([torch.bincount(c.flatten(), minlength=256) for c in x.unbind(1)]).double()
-    value = torch.arange(256)/255.
-    mean = (count @ value.double())/count.sum(1)
-    return mean.float(), ((count*(value - mean[:, None])**2).sum(1)/count.sum(1)).sqrt().float()
+    "Mean and standard deviation of each channel over all images; a channel that never varies has deviation 1/255."
+    if x.dtype != torch.uint8: mean, std = _moments(x.transpose(0, 1).flatten(1).double()/255)
+    else:
+        count = sum(torch.stack([torch.bincount(c.flatten(), minlength=256) for c in part.unbind(1)])
+                    for part in x.split(10_000)).double()
+        value = torch.arange(256)/255.
+        mean = (count @ value.double())/count.sum(1)
+        std = ((count*(value - mean[:, None])**2).sum(1)/count.sum(1)).sqrt()
+    return mean.float(), torch.where(std > 0, std, 1/255).float()
+
+def _moments(rows): return rows.mean(1), rows.std(1, correction=0)
 
 # %% ../nbs/02_data.ipynb #9a3ffb08
 no_augments = {'paper': (0, False), 'code': (0, False)}
@@ -354,6 +362,22 @@ def image_data(name:str # a name in `sources`
     if (len(train), len(test)) != data.full: warnings.warn(f'not the whole data set. {data}', stacklevel=2)
     return data
 
+# %% ../nbs/02_data.ipynb #668bf0ac
+def _hash_arrays(digest, arrays):
+    "Put examples into a hash."
+    for t in (arrays.x, arrays.label, arrays.target):
+        digest.update(f'{None if t is None else (tuple(t.shape), str(t.dtype))}'.encode())
+        for part in (() if t is None else t.split(10_000)): digest.update(part.contiguous().numpy())
+
+@patch(as_prop=True)
+def fingerprint(self:Data) -> str: # 12 hexadecimal digits
+    "A hash of all examples and classes of the data set, or of the one that this is a part of."
+    if self.origin is None:
+        digest = hashlib.sha256(json.dumps(self.classes).encode())
+        for arrays in self.train, self.test: _hash_arrays(digest, arrays)
+        self.origin = digest.hexdigest()[:12]
+    return self.origin
+
 # %% ../nbs/02_data.ipynb #e8c6f8d4
 def _pick(arrays, n, classes, gen):
     "`n` examples of each class; None: all."
@@ -374,7 +398,8 @@ def subset(self:Data,
     "A part of the data with equally many examples of each class."
     train = _pick(self.train, n_per_class, self.classes, as_generator(seed))
     test = _pick(self.test, n_test_per_class, self.classes, as_generator(seed))
-    return replace(self, train=train, test=test, full=self.full or (len(self.train), len(self.test)))
+    full = self.full or (len(self.train), len(self.test))
+    return replace(self, train=train, test=test, full=full, origin=self.fingerprint)
 
 # %% ../nbs/02_data.ipynb #fa3d4489
 def rotate_shear(degrees:torch.Tensor, # (n,) angles of rotation, counter-clockwise
@@ -408,6 +433,189 @@ def transformation(data:Data, # images with classes
     train, test = (replace(a, target=transform_images(a.x, matrices[a.label])) for a in (small.train, small.test))
     return replace(small, name=f'{data.name}_transform', train=train, test=test, augments=no_augments)
 
+# %% ../nbs/02_data.ipynb #67db9a9e
+def _to_square(image, size):
+    "A PIL image cut to a square of `size` pixels on a side, or as it is."
+    from PIL import ImageOps, Image
+    return image if size is None else ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+
+def _pixels(item, size=None):
+    "Numbers (channels, ...) of a PIL image, an array or a tensor."
+    if hasattr(item, 'convert'):
+        grey = item.mode in ('1', 'L', 'I', 'F')
+        item = np.asarray(_to_square(item.convert('L' if grey else 'RGB'), size))
+        return item[None] if item.ndim == 2 else item.transpose(2, 0, 1)
+    item = np.asarray(item)
+    if item.ndim == 3 and item.shape[-1] in (1, 3, 4) and item.shape[0] not in (1, 3): item = item.transpose(2, 0, 1)
+    return item[None] if item.ndim == 2 else item
+
+# %% ../nbs/02_data.ipynb #35b9d321
+def room(shape:tuple, # of the array
+         dtype=np.uint8, # of its numbers
+        ) -> np.ndarray: # in memory; or, if it would fill half of the free memory, in a file that is mapped
+    "Room for examples; a warning says when it is on disk."
+    size = math.prod(shape)*np.dtype(dtype).itemsize
+    if size < free_memory()/2: return np.empty(shape, dtype)
+    warnings.warn(f'{size/1e9:.1f} GB of examples do not fit into memory: they are read from disk, batch by batch')
+    with tempfile.NamedTemporaryFile(prefix='phew_nb_') as f: return np.memmap(f.name, dtype, 'w+', shape=shape)
+
+def free_memory() -> int: # bytes
+    "Memory that is free; where the system does not tell, 4 GB."
+    try: return os.sysconf('SC_AVPHYS_PAGES')*os.sysconf('SC_PAGE_SIZE')
+    except (AttributeError, ValueError, OSError): return 4*10**9
+
+# %% ../nbs/02_data.ipynb #df023073
+def stack_examples(pairs:Sequence, # of (example, class): PIL images, arrays, tensors; or dicts, as Hugging Face has
+                   size:int|None=None, # images are cut to squares of so many pixels; None: as they are
+                   what:str='the data', # for messages
+                  ) -> tuple[torch.Tensor, list]: # examples, classes; ValueError where they differ in shape
+    "Examples as one array."
+    if not len(pairs): raise ValueError(f'{what}: there are no examples')
+    x, labels = None, []
+    for i in range(len(pairs)):
+        item, label = _pair(pairs[i])
+        item = _pixels(item, size)
+        if x is None: x = room((len(pairs), *item.shape), item.dtype)
+        if item.shape != x.shape[1:]: raise ValueError(
+            f'{what}: example {i} has the shape {item.shape}, those before it {x.shape[1:]}; give a size (of images, '
+            'in pixels) to which all are cut')
+        x[i] = item
+        labels.append(label.item() if hasattr(label, 'item') else label)
+    return as_bytes(torch.from_numpy(x)), labels
+
+# %% ../nbs/02_data.ipynb #7c464ee6
+def _pair(item):
+    "An example and its class."
+    if not isinstance(item, Mapping): return item[0], item[1]
+    label = next((k for k in ('label', 'labels', 'fine_label', 'class', 'y') if k in item), None)
+    if label is None: raise ValueError(f"an example has no label, but {', '.join(item)}")
+    return next(v for k,v in item.items() if k != label), item[label]
+
+def as_bytes(x:torch.Tensor # any numbers
+            ) -> torch.Tensor: # uint8, where all are whole 255ths from 0 to 1; float32 or uint8 as they are
+    "Fractions as bytes, where nothing is lost."
+    if x.dtype == torch.uint8: return x
+    x = x.float()
+    whole = (x*255).round()
+    exact = bool(((x >= 0) & (x <= 1)).all()) and torch.allclose(whole, x*255, atol=1e-3, rtol=0)
+    return whole.to(torch.uint8) if exact else x
+
+# %% ../nbs/02_data.ipynb #73c50a7f
+def _known_classes(dataset):
+    "The names of the classes, in the order of their numbers, where a dataset has them; else None."
+    for feature in getattr(dataset, 'features', None) or {}:
+        if names := getattr(dataset.features[feature], 'names', None): return list(names)
+    names = getattr(dataset, 'classes', None) or getattr(dataset, 'vocab', None)
+    return None if names is None else list(names)
+
+def _numbered(labels, classes, what):
+    "Numbers of the classes of examples; ValueError for one that is unknown."
+    number = {c: i for i,c in enumerate(classes)}
+    if not isinstance(classes[0], int): number |= {i: i for i in range(len(classes))}
+    if odd := [label for label in labels if label not in number]: raise ValueError(
+        f'{what}: an example is of class {odd[0]!r}, which the training examples do not have')
+    return torch.tensor([number[label] for label in labels])
+
+# %% ../nbs/02_data.ipynb #8e8c026d
+def _make(train, test, classes, name):
+    "A `Data` of (array, labels) for training and test."
+    (x, label), (test_x, test_label) = train, test
+    if x.shape[1:] != test_x.shape[1:]: raise ValueError(
+        f'{name}: training examples have the shape {tuple(x.shape[1:])}, test examples {tuple(test_x.shape[1:])}')
+    if x.dtype != test_x.dtype: x, test_x = x.float(), test_x.float()
+    classes = classes or sorted(set(label))
+    arrays = Arrays(x, _numbered(label, classes, name)), Arrays(test_x, _numbered(test_label, classes, name))
+    augments = {'paper': (0, True), 'code': (4, True)} if x.ndim == 4 and min(x.shape[2:]) > 28 else no_augments
+    return Data(name, *arrays, [str(c) for c in classes], *channel_stats(x), augments=augments)
+
+@patch(cls_method=True)
+def from_dataset(cls:Data,
+                 train:Sequence, # pairs of an example and its class
+                 test:Sequence|None=None, # likewise; None: every fifth of each class is taken from `train`
+                 size:int|None=None, # images are cut to squares of so many pixels; None: as they are
+                 classes:Sequence|None=None, # names, in the order of their numbers; None: as the dataset has them
+                 name:str='own', # in records and figures
+                ) -> Data: # ValueError, TypeError: what is wrong with which example
+    "A data set of anything that has a length and gives examples with their classes."
+    classes = classes or _known_classes(train)
+    pairs = stack_examples(train, size, f'{name}, training')
+    if test is None: return _make(*_every_fifth(*pairs), classes, name)
+    return _make(pairs, stack_examples(test, size, f'{name}, test'), classes, name)
+
+# %% ../nbs/02_data.ipynb #7dbfc73e
+def _every_fifth(x, labels):
+    "Training and test examples: every fifth of each class is one to test."
+    seen, nth = Counter(), []
+    for label in labels: seen[label] += 1; nth.append(seen[label])
+    pick = lambda keep: [i for i,n in enumerate(nth) if keep(n)]
+    parts = pick(lambda n: n % 5), pick(lambda n: n % 5 == 0)
+    if not parts[1]: raise ValueError('there are fewer than five examples of each class: give a test set')
+    return [(x[torch.tensor(i)], [labels[k] for k in i]) for i in parts]
+
+# %% ../nbs/02_data.ipynb #802ca562
+_suffixes = {'.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.tif', '.tiff', '.ppm', '.pgm'}
+
+def _labelled(folder):
+    "The (path, class) of all images below the folders of the classes, sorted; other files are told."
+    files = [(Path(folder)/f, Path(f)) for f,*_ in list_files(folder)]
+    images = [(path, f.parts[0]) for path,f in files if f.suffix.lower() in _suffixes and len(f.parts) > 1]
+    if other := len(files) - len(images): warnings.warn(f'{folder}: {other} files are no images of a class: left out')
+    if not images: raise ValueError(f'{folder}: there are no images in folders, one for each class')
+    return images
+
+class _Files:
+    "Image files, opened when they are asked for."
+    def __init__(self, images): self.images = images
+    def __len__(self): return len(self.images)
+    def __getitem__(self, i):
+        from PIL import Image
+        path, label = self.images[i]
+        try: return Image.open(path).copy(), label
+        except Exception as e: raise ValueError(f'{path} is damaged: {e}') from e
+
+# %% ../nbs/02_data.ipynb #ac829a5f
+@patch(cls_method=True)
+def from_folder(cls:Data,
+                path:str|Path, # the folder
+                size:int|None=None, # images are cut to squares of so many pixels; None: all have one size
+                name:str|None=None, # in records and figures; None: the path
+               ) -> Data: # ValueError, FileNotFoundError: what is missing, or which file is damaged
+    "A data set of a folder of images: in `train` and `test` (or `valid`, `val`) with a folder a class, or these alone."
+    path = Path(path)
+    if not path.is_dir(): raise FileNotFoundError(f'there is no folder {str(path)!r}')
+    tests = [path/t for t in ('test', 'valid', 'val') if (path/t).is_dir()]
+    if (path/'train').is_dir() and not tests: raise ValueError(f"{path} has a folder 'train', and no 'test' or 'valid'")
+    whole = not (path/'train').is_dir()
+    train = _Files(_labelled(path if whole else path/'train'))
+    return Data.from_dataset(train, None if whole else _Files(_labelled(tests[0])), size, name=name or str(path))
+
+# %% ../nbs/02_data.ipynb #67de7821
+def _as_pairs(split):
+    "Pairs of example and class, from a dataset or from a pair of arrays."
+    arrays = isinstance(split, (tuple, list)) and len(split) == 2 and all(hasattr(a, 'shape') for a in split)
+    return list(zip(*split)) if arrays else split
+
+def _from_loaders(dls, name, size):
+    "A data set of fastai `DataLoaders`: each item as the loader of the validation set makes it, before it is a batch."
+    items = lambda ds: [dls.valid.after_item(ds[i]) for i in range(len(ds))]
+    return Data.from_dataset(items(dls.train_ds), items(dls.valid_ds), size, getattr(dls, 'vocab', None), name)
+
+def as_data(found, # a `Data`, (training, test), a dictionary with `train` and `test`, or fastai `DataLoaders`
+            name:str='own', # in records and figures
+            size:int|None=None, # images are cut to squares of so many pixels; None: as they are
+           ) -> Data: # TypeError where it is none of these
+    "A data set of what a user has."
+    if isinstance(found, Data): return replace(found, name=name)
+    if hasattr(found, 'train_ds'): return _from_loaders(found, name, size)
+    if isinstance(found, Mapping) and 'train' in found:
+        found = found['train'], next((found[k] for k in ('test', 'validation', 'valid') if k in found), None)
+    if not isinstance(found, (tuple, list)) or len(found) != 2: raise TypeError(
+        f"{name} gives a {type(found).__name__}; it takes a Data, (train, test), a dictionary with 'train' and 'test', "
+        "or fastai DataLoaders")
+    train, test = found
+    return Data.from_dataset(_as_pairs(train), None if test is None else _as_pairs(test), size,
+                             _known_classes(train), name)
+
 # %% ../nbs/02_data.ipynb #ae9efa6a
 @dataclass(frozen=True)
 class DataRow:
@@ -424,17 +632,32 @@ datasets = {'digits': digits, **{name: partial(image_data, name) for name in sou
             'digits_transform': DataRow(_digits_transform, 'transformation'),
             'mnist_transform': DataRow(_mnist_transform, 'transformation')}
 
-def is_drawn(name:str # in `datasets`
+def data_row(name:str # in `datasets`; a folder; or what makes it: 'my_file.py:make'
+            ) -> Callable: # loads it; ValueError where there is no such data set
+    "What loads the data set of this name."
+    if name in datasets: return datasets[name]
+    if is_reference(name): return partial(_made, name, load_object(name))
+    if Path(name).is_dir(): return partial(Data.from_folder, name)
+    if Path(name).name != name: raise ValueError(f'there is no folder {name!r}, and no data set of this name')
+    return look_up(datasets, name, 'data set')
+
+def is_drawn(name:str # as `data_row` takes it
             ) -> bool:
     "Whether the data of each seed are others."
-    row = look_up(datasets, name, 'data set')
-    return 'seed' in inspect.signature(getattr(row, 'load', row)).parameters
+    row = data_row(name)
+    return name in datasets and 'seed' in inspect.signature(getattr(row, 'load', row)).parameters
 
-def load_data(name:str, # a name in `datasets`
-              **kwargs, # of the transformation tasks: `n_per_class`, `seed`
+# %% ../nbs/02_data.ipynb #cd064816
+def _made(name, make, size=None):
+    "The data set that a function of the user's makes, or that is there."
+    found = make() if callable(make) and not isinstance(make, Data) else make
+    return as_data(found, name, size)
+
+def load_data(name:str, # in `datasets`; a folder of images; or what makes the data: 'my_file.py:make'
+              **kwargs, # of the transformation tasks: `n_per_class`, `seed`; of data of your own: `size`
              ) -> Data: # arrays, decoded at the first time
     "The data set called `name`."
-    return look_up(datasets, name, 'data set')(**kwargs)
+    return data_row(name)(**kwargs)
 
 # %% ../nbs/02_data.ipynb #23ca3c26
 def crop_flip(x:torch.Tensor, # images, uint8 (n, channels, height, width)
@@ -472,7 +695,8 @@ class Batches:
         self.data, self.batch_size, self.shuffle, self.drop_last = data, batch_size, shuffle, drop_last
         self.next_epoch = 0
         self.seed = seed if isinstance(seed, int) else torch.randint(2**62, (), generator=as_generator(seed)).item()
-        self.scale, self.shift = (t.view(-1, 1, 1).to(device) for t in (1/(255*data.std), -data.mean/data.std))
+        self.scale, self.shift = (t.view(-1, *[1]*(self.x.ndim - 2)).to(device)
+                                  for t in (1/(255*data.std), -data.mean/data.std))
 
     def __len__(self): return len(self.x)//self.batch_size if self.drop_last else math.ceil(len(self.x)/self.batch_size)
 

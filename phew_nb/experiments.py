@@ -14,13 +14,13 @@ import numpy as np, torch.nn.functional as F
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Set
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from fastai.torch_core import no_random
 from torch import nn
 from . import __version__
 from .models import look_up, make_model, model_takes
-from .data import Data, is_drawn, load_data, pruning_batches
+from .data import Data, datasets, is_drawn, load_data, pruning_batches
 from .graph import PathGraph, trace
 from .masks import Masks
 from .report import Report
@@ -60,16 +60,24 @@ need_training, need_data = MethodsWith('recipe'), MethodsWith('dl') # masks from
 
 # %% ../nbs/61_experiments.ipynb #419dfcac
 @lru_cache(maxsize=2)
-def _load(name, **kwargs): return load_data(name, **kwargs)
+def _load(row, **kwargs): return row(**kwargs)
+
+def _source(name):
+    "What loads a data set, by which it is remembered: a row of the table, or the place of a folder."
+    return datasets.get(name) or partial(load_data, str(Path(name).absolute()) if Path(name).is_dir() else name)
+
+_sources = {} # one object for each name, so that `_load` knows it again
 
 def config_data(config:Config # what a run is made of
                ) -> Data: # ValueError, FileNotFoundError: what is missing
     "The data set of a run."
-    per_class = config.per_class
+    source, per_class = _source(config.data), config.per_class
+    if isinstance(source, partial): source = _sources.setdefault((source.func, *source.args), source)
+    more = {} if config.image_size is None else dict(size=config.image_size)
     if is_drawn(config.data):
-        size = {} if per_class is None else dict(n_per_class=per_class)
-        data, per_class = _load(config.data, seed=stream(config.seed, 'data'), **size), None
-    else: data = _load(config.data)
+        if per_class is not None: more['n_per_class'] = per_class
+        data, per_class = _load(source, seed=stream(config.seed, 'data'), **more), None
+    else: data = _load(source, **more)
     return data.subset(per_class, stream(config.seed, 'subset'), config.test_per_class)
 
 # %% ../nbs/61_experiments.ipynb #e237f7a3
@@ -179,8 +187,9 @@ def _outcome(config, device, checkpoint):
     graph = trace(model, size)
     before, masks = measures(graph), config_masks(config, model, size, data)
     if config.method in need_training: graph = trace(model, size) # training may have laid the weights out anew
-    sizes = dict(n_train=len(data.train), n_test=len(data.test), kept=masks.kept, total=graph.total,
-                 lost=sum(masks.report(graph).lost.values()), masks=masks.hash()[:12])
+    sizes = dict(fingerprint=data.fingerprint, n_train=len(data.train), n_test=len(data.test),
+                 kept=masks.kept, total=graph.total, lost=sum(masks.report(graph).lost.values()),
+                 masks=masks.hash()[:12])
     found = sizes | both_measures(before, measures(graph, masks)) | dict(seconds_pruning=time.time() - start)
     return found | train(config, model, masks, data, checkpoint)
 

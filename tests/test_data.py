@@ -242,3 +242,59 @@ def test_real_images(name):
     if name != 'mnist': return
     assert torch.bincount(data.test.label).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert len(D.load_data('mnist_transform').train) == 10_000
+
+# data and networks of one's own
+
+def picture(i, size=(8, 8)): return Image.fromarray(np.random.default_rng(i).integers(0, 256, (*size, 3), np.uint8))
+def pictures(n, size=(8, 8)): return [(picture(i, size), f'c{i % 3}') for i in range(n)]
+
+def test_hugging_face_and_torch_datasets_give_the_same_data():
+    datasets = pytest.importorskip('datasets')
+    images, labels = zip(*pictures(15))
+    numbers = [int(c[1]) for c in labels]
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=['c0', 'c1', 'c2']))
+    split = datasets.Dataset.from_dict(dict(image=list(images), label=numbers), features=features)
+    theirs = D.as_data(datasets.DatasetDict(train=split, test=split))
+    ours = D.Data.from_dataset(pictures(15), pictures(15))
+    assert theirs.fingerprint == ours.fingerprint and theirs.classes == ['c0', 'c1', 'c2']
+    array = np.stack([np.asarray(i) for i in images]).transpose(0, 3, 1, 2)
+    pair = array, torch.tensor(numbers)
+    assert torch.equal(D.as_data((pair, pair)).train.x, ours.train.x)
+    whole = torch.utils.data.TensorDataset(torch.from_numpy(array)/255, torch.tensor(numbers)) # as ToTensor has them
+    assert torch.equal(D.as_data((whole, whole)).train.x, ours.train.x)
+
+def test_fastai_loaders(tmp_path):
+    from fastai.vision.all import ImageDataLoaders, Resize
+    for i,(image, c) in enumerate(pictures(30, (9, 12))):
+        (tmp_path/c).mkdir(exist_ok=True); image.save(tmp_path/c/f'{i}.png')
+    dls = ImageDataLoaders.from_folder(tmp_path, valid_pct=.2, seed=0, item_tfms=Resize(8), bs=4, num_workers=0)
+    data = D.as_data(dls, 'mine')
+    assert data.classes == ['c0', 'c1', 'c2'] and data.input_size == (3, 8, 8) and (len(data.train), len(data.test)) == (24, 6)
+
+def test_a_run_with_a_network_and_data_of_ones_own(tmp_path, monkeypatch):
+    from phew_nb.experiments import Config, run, run_name
+    for i,(image, c) in enumerate(pictures(30)):
+        (tmp_path/'photos'/c).mkdir(parents=True, exist_ok=True); image.save(tmp_path/'photos'/c/f'{i}.png')
+    (tmp_path/'mine.py').write_text('''
+from torch import nn
+from phew_nb.data import Data
+def Net(n_out, n_in): return nn.Sequential(nn.Conv2d(n_in, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8*36, n_out))
+def make(): return Data.from_folder('photos')
+''')
+    monkeypatch.chdir(tmp_path)
+    here, made = (Config(data, 'mine.py:Net', 'phew', .3, epochs=1) for data in ('photos', 'mine.py:make'))
+    a, b = run(here), run(made)
+    assert a['fingerprint'] == b['fingerprint'] and a['loss'] == b['loss'] and run_name(here) != run_name(made)
+    assert a['settings']['init'] == 'auto' and 'hidden' not in a['settings'] and 'image_size' not in a['settings']
+    small = run(Config('photos', 'mine.py:Net', 'random', .3, epochs=1, image_size=8))
+    assert small['fingerprint'] == a['fingerprint']
+    picture(99).save(tmp_path/'photos'/'c0'/'99.png')
+    from phew_nb import experiments
+    experiments._load.cache_clear() # as in another process
+    assert run(here)['fingerprint'] != a['fingerprint']
+
+def test_examples_that_do_not_fit_are_mapped_from_disk(monkeypatch):
+    there = D.Data.from_dataset(pictures(15))
+    monkeypatch.setattr(D, 'free_memory', lambda: 1000)
+    with pytest.warns(UserWarning, match='read from disk, batch by batch'): mapped = D.Data.from_dataset(pictures(15))
+    assert mapped.fingerprint == there.fingerprint
