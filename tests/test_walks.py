@@ -20,10 +20,8 @@ from awkward import Program, kinds
 from phew_nb.graph import TraceError, trace
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20, vgg19
-from phew_nb.draws import MassTable
-from phew_nb.reach import reachable
-from phew_nb.steps import FirstVisits, Walker
-from phew_nb.walks import (draw_paths, expected_visits, expected_walks, phew, uniforms, walk_keys, walk_order)
+from phew_nb.walks import (_Table, _Walker, draw_paths, expected_visits, expected_walks, phew, uniforms, walk_keys,
+                           walk_order)
 from slow_walks import END, Law, Net
 
 inf = math.inf
@@ -228,7 +226,7 @@ def check_law(name, n, kind='plain', masks=False, powers=powers):
     _, graph, net, masks = build(name, kind, masks)
     for power, fork, skips in itertools.product(powers, ('uniform', 'weight'), (False, True)):
         if skips and name not in with_skips: continue
-        walker, law = Walker(graph, masks, power, fork, skips), Law(net, power, fork, skips)
+        walker, law = _Walker(graph, masks, power, fork, skips), Law(net, power, fork, skips)
         check_counts(list(path_cells(walker, law, n)))
 
 sizes = pytest.mark.parametrize('n', [4000, pytest.param(100_000, marks=pytest.mark.slow)])
@@ -250,7 +248,7 @@ def test_masked_weights(name, n): check_law(name, n // 2, masks=True)
 @pytest.mark.parametrize('name', ['fork', 'outputs', 'flat'])
 def test_one_direction(name, direction):
     _, graph, net, _ = build(name)
-    check_counts(list(path_cells(Walker(graph, direction=direction), Law(net), 4000, direction)))
+    check_counts(list(path_cells(_Walker(graph, direction=direction), Law(net), 4000, direction)))
 
 def test_starts_go_round():
     model, graph, net, _ = build('outputs')
@@ -282,7 +280,7 @@ def test_visits_are_exact(name):
             check_visits(graph, masks, power, fork, name in with_skips)
 
 def check_visits(graph, masks, power, fork, skips):
-    law, walker = Law(Net.of(graph, masks), power, fork, skips), Walker(graph, masks, power, fork, skips)
+    law, walker = Law(Net.of(graph, masks), power, fork, skips), _Walker(graph, masks, power, fork, skips)
     for side in walker.sides:
         units, rates = side.visit_rates()
         starts = law.starts(side.forward)
@@ -300,6 +298,17 @@ def check_visits(graph, masks, power, fork, skips):
             expected = torch.tensor([weights[i, *at] for at in where])
             torch.testing.assert_close(side.chance_of(i, rates[i], g, o, c, k).float(), expected, rtol=1e-5, atol=1e-9)
             assert torch.equal(side.possible(i, rates[i]).reshape(-1), expected > 0)
+
+@pytest.mark.parametrize('power', [1, -1])
+def test_visits_counted(power):
+    "Lemma 3 in numbers: visits of 40,000 walks to the units of a convolutional network, against their expectation."
+    model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 20, 3, groups=2), nn.Flatten(), L(20*16, 10))
+    zeroed(model, 'some')
+    graph, n, count = trace(model, (3, 8, 8)), 40_000, Counter()
+    for path in draw_paths(graph, n, seed=1, power=power): count.update([path[0][0], *(step[1] for step in path)])
+    visits = expected_visits(graph, power=power)
+    for layer in graph.layers: assert abs(float(visits[layer.dst].sum()) - 1) < 1e-9 # every walk crosses it once
+    check_counts([(count[u], n, float(visits[u])) for u in range(graph.n_units)])
 
 # --- the law of pruning -----------------------------------------------------------------------------------------------
 
@@ -391,7 +400,7 @@ def replay(graph, target, seed, granularity='weight', masks=None, **kwargs):
     return held, walk, before
 
 def one_walk(graph, t, seed, masks, **kwargs):
-    walker = Walker(graph, masks, **kwargs)
+    walker = _Walker(graph, masks, **kwargs)
     for i, _, g, o, c, k in walker.visits(t, 1, seed):
         layer = graph.nodes[i]
         yield layer.name, int(layer.index(g, o, c, k))
@@ -404,7 +413,7 @@ choices = [{}, dict(power=-1), dict(power=0, fork='weight'), dict(power=2, direc
 def test_smallest_number_of_whole_walks(name, kwargs):
     _, graph, _, masks = build(name, masks=True)
     if graph.live(masks).sum() == 0: masks = None
-    most = sum(int(m.sum()) for m in reachable(Walker(graph, masks, **kwargs)).values())
+    most = sum(int(m.sum()) for m in walks_module._reachable(_Walker(graph, masks, **kwargs)).values())
     for target in {1, most // 4 + 1, most // 2 + 1, 3*most // 4 + 1}:
         held, n, before = replay(graph, target, 7, masks=masks, **kwargs)
         order = walk_order(graph, kept=most - 1, seed=7, masks=masks, **kwargs)
@@ -439,7 +448,7 @@ def test_batches_and_threads_change_nothing(monkeypatch):
         expected = walk_order(graph, .1, seed=1, **kwargs)
         for batch in lambda *a: 1 + rng.randrange(40), lambda *a: 5000:
             with monkeypatch.context() as m:
-                m.setattr(walks_module, 'batch_size', batch)
+                m.setattr(walks_module, '_batch', batch)
                 assert_same_order(walk_order(graph, .1, seed=1, **kwargs), expected)
     model, threads = vgg19(10, width=.5, seed=0), torch.get_num_threads()
     expected = walk_order(model, .05, (3, 32, 32), seed=1)
@@ -607,7 +616,7 @@ def test_width_of_resnet20():
 def rows_table(rows, power, holes=False, kernel=1):
     "A table over the rows of a matrix."
     R, n = rows.shape
-    return MassTable(rows.contiguous().view(-1), (1, R, n//kernel, kernel), (0, n, kernel, 1), 0, float(power), holes)
+    return _Table(rows.contiguous().view(-1), (1, R, n//kernel, kernel), (0, n, kernel, 1), 0, float(power), holes)
 
 def adversarial(n=70):
     rows = torch.zeros(9, n)
@@ -641,6 +650,17 @@ def test_adversarial_rows(power, dtype, n):
             law[ok] = p/p.sum()
             count = torch.bincount(drawn, minlength=length)
             check_counts([(int(c), n, float(q)) for c, q in zip(count, law)], bound=1e-6)
+
+def test_the_ends_of_the_unit_interval():
+    "The smallest and the largest random number draw the first and the last weight that is not zero."
+    u = torch.tensor([0., 2.**-53, 1 - 2.**-53, 1.])
+    for power in 1, 2, .5:
+        for rows in torch.tensor([[0., 0, 1, 0, 2, 0]]), adversarial()[2:3], \
+                torch.tensor([[0.]*9 + [5e-324] + [0.]*9], dtype=torch.double):
+            table = rows_table(rows, power)
+            some = rows[0].nonzero().view(-1)
+            drawn = table.draw(torch.zeros(4, dtype=torch.long), u.double())
+            assert set(drawn.tolist()) <= set(some.tolist()) and drawn[0] == some[0] and drawn[3] == some[-1]
 
 def plain(*sizes, seed=0):
     "An MLP without biases, weights of mixed sign."
@@ -748,6 +768,19 @@ def test_bad_choices():
     order = walk_order(model, .3, (6,))
     with pytest.raises(ValueError, match='max_density'): order.masks(.9)
 
+def test_reach_is_asked_again_only_where_walks_make_no_headway(monkeypatch):
+    "Which takes long for a large network, and is of no use while new weights come in."
+    asked, model = [], mlp((3, 400, 3), seed=0)
+    monkeypatch.setattr(walks_module, '_check_reach', lambda order, target: asked.append(order.n_walks) or 2**30)
+    monkeypatch.setattr(walks_module, '_batch', lambda order, target: 2**19)
+    walker = _Walker(trace(model, (3,)))
+    order = walks_module._Order(walker)
+    order.n_walks, order.new = 2**20, torch.ones(2**20, dtype=torch.long)
+    assert not walks_module._is_far(order, 2**22) and walks_module._is_far(order, 2**23)
+    order.new[-2**16:] = 0
+    assert walks_module._is_far(order, 2**20 + 1) and not walks_module._is_far(order, 2**20 - 2**16)
+    phew(model, .9, (3,)); assert not asked
+
 def test_out_of_reach():
     "The message names the largest density and the layers; the number is exact."
     model = plain(6, 8, 8, 4)
@@ -791,6 +824,30 @@ def test_one_layer():
         for granularity in 'weight', 'kernel':
             masks = phew(model, .3, size, granularity=granularity)
             assert 0 <= masks.kept - round(.3*masks.total) < (1 if granularity == 'weight' else 9)
+
+def test_greedy():
+    "Greedy walks have few paths: their union, with a warning."
+    model = plain(10, 12, 12, 5)
+    graph = trace(model, (10,))
+    a, b, c = (w.abs() for w in weights(model))
+    union = {n: torch.zeros(p.shape, dtype=torch.bool) for n, p in graph.params.items()}
+    for unit in range(10):
+        for w, m in zip((a, b, c), union.values()):
+            m[w[:, unit].argmax(), unit] = True
+            unit = int(w[:, unit].argmax())
+    for unit in range(5):
+        for w, m in zip((c, b, a), reversed(union.values())):
+            m[unit, w[unit].argmax()] = True
+            unit = int(w[unit].argmax())
+    union = Masks(union)
+    words = f'they hold {union.kept:,} weights, not {round(.9*graph.total)}'
+    with pytest.warns(UserWarning, match=words): assert phew(graph, .9, power=inf) == union
+    with pytest.warns(UserWarning, match='they hold'): assert phew(graph, 1., power=inf) == union
+    with pytest.warns(UserWarning, match='they hold'): order = walk_order(graph, .9, power=inf)
+    assert order.masks(.5) == union and is_within(order.masks(.02), union) and order.masks(.02).kept < 15
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert phew(graph, kept=union.kept, power=inf) == union
 
 def test_hopeless_densities_end():
     "Weights whose probability is next to zero are not waited for."
@@ -890,7 +947,7 @@ def test_kernels_of_any_shape(make):
     model, size = make()
     graph = trace(model, size)
     for kwargs in {}, dict(granularity='kernel'), dict(power=-1):
-        walker, target = Walker(graph, power=kwargs.get('power', 1)), round(.3*graph.total)
+        walker, target = _Walker(graph, power=kwargs.get('power', 1)), round(.3*graph.total)
         held, n, before = replay(graph, target, 2, **kwargs)
         order = walk_order(graph, .3, seed=2, **kwargs)
         assert memory_places(order.masks(.3), graph) == held and order.n_walks == n and len(before) < target
@@ -974,7 +1031,7 @@ def check_random(graph, masks, density, seed, granularity, kwargs):
     got = order.masks(density)
     got_places = {(n, i) for n, m in got.items() for i in m.reshape(-1).nonzero().view(-1).tolist()}
     # one walk after the other: whole paths, whose union stops just where it should
-    walker, held, numbers = Walker(graph, masks, **kwargs), set(), {id(node): n for n, node in enumerate(graph.nodes)}
+    walker, held, numbers = _Walker(graph, masks, **kwargs), set(), {id(node): n for n, node in enumerate(graph.nodes)}
     taken = [[] for _ in range(order.n_walks)]
     for i, walks, *where in walker.visits(0, order.n_walks, seed):
         for t, *at in zip(walks.tolist(), *(w.tolist() for w in where)): taken[t].append((i, *at))
@@ -984,9 +1041,9 @@ def check_random(graph, masks, density, seed, granularity, kwargs):
         held |= {p for p in law.conserved(path, granularity) if p[0] in counted}
     assert held == got_places and len(held) == got.kept >= target
     # the same in any batches, smaller densities nested
-    old, walks_module.batch_size = walks_module.batch_size, lambda *a: 7
+    old, walks_module._batch = walks_module._batch, lambda *a: 7
     try: assert_same_order(walk_order(graph, density, seed=seed, **both), order)
-    finally: walks_module.batch_size = old
+    finally: walks_module._batch = old
     small = order.masks(density/2)
     assert is_within(small, got) and small == phew(graph, density/2, seed=seed, **both)
     if masks is not None: assert is_within(got, masks)

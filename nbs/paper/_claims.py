@@ -1,5 +1,8 @@
 """The ledger of the paper notebooks: each notebook records what it measured, `claims.ipynb` gathers the records.
 
+`claims/paper.toml` has the paper's sentences in its own order, each with the names of the records that look at it. A record
+that no sentence names is a question of ours.
+
     book = Claims('a2_lemma2')
     book.add('a2.equal_width', 'A.2, Lemma 2', 'Equal widths have the most paths.', 'Three hidden layers',
              'fails', f'{ratio:.2f} times as many paths with unequal widths', 'D = 8, all integer widths')
@@ -10,7 +13,7 @@ A notebook runs in its own folder, where this file lies; nbdev neither exports n
 measured values. A record from a cell that is skipped by default (`#| slow`, `#| data`) is added with `skipped=True`:
 when that cell does not run, `save` keeps the record of its last run.
 """
-import json, os, re, tempfile
+import json, os, re, tempfile, tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -85,9 +88,29 @@ def gather(folder='claims'):
     if twice: raise ValueError(f'claims recorded twice: {twice}')
     return sorted(records, key=lambda r: r['id'])
 
-def headings(notebook):
+def paper(folder='claims'):
+    "The sections of the paper (number -> title), and its sentences: dicts of section, text and names of records."
+    content = tomllib.loads((Path(folder)/'paper.toml').read_text(encoding='utf8'))
+    return content['sections'], content['says']
+
+def gaps(records, sections, says):
+    "What the ledger lacks: sections without a sentence, sentences without a record, names without a record, wrong order."
+    known, order = {r['id'] for r in records}, list(sections)
+    found = [f'section {s} has no sentence' for s in sections if s not in {c['section'] for c in says}]
+    found += [f'no record looks at: {c["text"]}' for c in says if not c['records']]
+    found += [f'no record is called {name!r}' for c in says for name in c['records'] if name not in known]
+    found += [f'unknown section {c["section"]}' for c in says if c['section'] not in sections]
+    places = [order.index(c['section']) for c in says if c['section'] in sections]
+    return found + ['sentences are not in the order of the paper']*(places != sorted(places))
+
+def together(verdicts):
+    "One verdict for a sentence, of those of its records: what all say, or else that it depends; undecided ones do not count."
+    said = [v for v in verdicts if v != VERDICTS[3]] or list(verdicts)
+    return said[0] if len(set(said)) == 1 else VERDICTS[1]
+
+def headings(notebook, folder='.'):
     "The headings of a notebook beside this one."
-    cells = read_json(f'{notebook}.ipynb')['cells']
+    cells = read_json(Path(folder)/f'{notebook}.ipynb')['cells']
     text = '\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
     return re.findall(r'^#+ (.+?)\s*$', text, re.M)
 

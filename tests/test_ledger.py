@@ -1,0 +1,43 @@
+"The ledger of the paper notebooks: every section has sentences, every sentence records, every record a cell that exists."
+import json, re, sys
+from pathlib import Path
+
+import pytest
+
+folder = Path(__file__).resolve().parent.parent/'nbs'/'paper'
+sys.path.insert(0, str(folder))
+from _claims import FIELDS, check, gaps, gather, headings, paper
+sys.path.remove(str(folder))
+
+records = gather(folder/'claims')
+sections, says = paper(folder/'claims')
+notebooks = sorted(p.stem for p in folder.glob('[!._]*.ipynb'))
+
+def test_sections_are_those_of_the_paper():
+    assert list(sections) == '1 2.1 2.2 2.3 3 3.1 4 4.1 5.1 5.2 6 A.1 A.2 A.3 A.4 B B.1 B.2 C D.1 D.2'.split()
+
+def test_none_is_without_a_record():
+    assert gaps(records, sections, says) == []
+
+def test_a_missing_record_is_found():
+    "The test above can fail: without any one record that a sentence names there is a gap."
+    for name in {n for c in says for n in c['records']}:
+        assert gaps([r for r in records if r['id'] != name], sections, says)
+
+@pytest.mark.parametrize('record', records, ids=[r['id'] for r in records])
+def test_a_record_names_a_cell_that_exists(record):
+    assert check(record) and record['cell'] in headings(record['notebook'], folder)
+
+@pytest.mark.parametrize('name', [n for n in notebooks if n != 'claims'])
+def test_a_notebook_saves_what_it_records(name):
+    "Names in the notebook's calls of `book.add` and in its file are the same, where they are written out."
+    code = [''.join(c['source']) for c in json.loads((folder/f'{name}.ipynb').read_text())['cells'] if c['cell_type'] == 'code']
+    written = set(re.findall(r"book\.add\(\s*'([\w.]+)'", '\n'.join(code)))
+    saved = {r['id'] for r in records if r['notebook'] == name}
+    assert written <= saved and (saved == written or re.search(r"book\.add\(\s*(f'|\w+,)", '\n'.join(code)))
+
+def test_stored_table_is_of_these_records():
+    "The ledger's stored output was made from the files as they are."
+    cells = json.loads((folder/'claims.ipynb').read_text())['cells']
+    text = '\n'.join(''.join(o.get('data', {}).get('text/markdown', '')) for c in cells for o in c.get('outputs', []))
+    for r in records: assert r['number'].replace('|', r'\|').replace('\n', ' ') in text, r['id']
