@@ -22,6 +22,7 @@ from .export import *
 from .checkpoints import *
 from .training import *
 from .iterative import *
+from .grow import *
 from .config import *
 from .experiments import *
 from .plots import *
