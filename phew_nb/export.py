@@ -6,50 +6,89 @@
 __all__ = ['sparse_state', 'dense_state', 'export_onnx', 'compact']
 
 # %% ../nbs/46_export.ipynb #f407838d
-import os, torch
+import math, torch
+import numpy as np
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+from .files import check_file, write_bytes
 from .graph import trace
-from .masks import Masks, unwrapped, write_bytes
+from .masks import Masks, as_masks, unwrapped
 from .models import PadShortcut
+from .state import random_kept
+
+# %% ../nbs/46_export.ipynb #b039d7dd
+def _masks_for(model, masks):
+    "Masks by the model's own names: those given, or those that it remembers; None if there are none."
+    return as_masks(masks).check(model) if masks is not None else Masks.of(model)
+
+def _coo(value, mask):
+    "The kept weights as a sparse tensor, zeros among them included."
+    i = mask.nonzero().T
+    return torch.sparse_coo_tensor(i, value[tuple(i)], value.shape, check_invariants=True, is_coalesced=True)
+
+def _packed(name, value, mask):
+    "The kept weights in a row, which they are, and the shape."
+    bits = torch.from_numpy(np.packbits(mask.cpu().numpy().ravel()))
+    return {name: value[mask], f'{name}.kept': bits, f'{name}.shape': torch.tensor(value.shape)}
 
 # %% ../nbs/46_export.ipynb #538ac7af
 def sparse_state(model:nn.Module, # a masked network
-                 masks:Masks=None, # its masks; None: those it remembers
-                ) -> dict: # name -> tensor; masked weights as sparse COO tensors of the kept weights
-    "A state dict in which masked weights are sparse."
-    model = unwrapped(model)
-    masks = masks if masks is not None else Masks.of(model) or {}
-    def sparse(value, mask):
-        i = mask.to(value.device).nonzero().T
-        return torch.sparse_coo_tensor(i, value[tuple(i)], value.shape, check_invariants=True, is_coalesced=True)
-    return {name: sparse(value, masks[name]) if name in masks else value for name, value in model.state_dict().items()}
+                 masks:Masks=None, # its masks, or a dict of them; None: those it remembers
+                 packed:bool=False, # values and bits in a row, in place of sparse tensors?
+                ) -> dict: # name -> tensor; raises ValueError where the masks are another model's
+    "A state dict that holds of masked tensors the kept weights alone."
+    masks, state = _masks_for(model, masks) or {}, {}
+    for name, value in unwrapped(model).state_dict().items():
+        mask = masks[name].to(value.device) if name in masks else None
+        state |= {name: value} if mask is None else _packed(name, value, mask) if packed else {name: _coo(value, mask)}
+    return state
 
-def dense_state(state:dict # from `sparse_state`
+def _unpacked(values, bits, shape):
+    "A dense tensor of the kept values."
+    mask = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=math.prod(shape)).astype(bool)).to(values.device)
+    return values.new_zeros(math.prod(shape)).masked_scatter_(mask, values).view(shape)
+
+def dense_state(state:dict # from `sparse_state`, of either form
                ) -> dict: # what `load_state_dict` takes
     "A state dict without sparse tensors."
-    return {name: value.to_dense() if value.layout != torch.strided else value for name, value in state.items()}
+    packed = {name for name in state if f'{name}.kept' in state}
+    rest = {f'{name}.{what}' for name in packed for what in ('kept', 'shape')}
+    return {name: _unpacked(v, state[f'{name}.kept'], state[f'{name}.shape'].tolist()) if name in packed else
+            v.to_dense() if v.layout != torch.strided else v for name, v in state.items() if name not in rest}
 
 # %% ../nbs/46_export.ipynb #26f1a2fe
-def export_onnx(model:nn.Module, # a network, masked or not; left as it is
-                path:str|Path, # file to write, by custom with the ending .onnx
-                input_size:tuple, # of one input, without the batch
-                sparse:bool=False, # store sparse weights sparsely?
-               ) -> Path: # the path; ImportError where the extra `onnx` is not installed
-    "Write a network as an ONNX file."
+def _onnx(model, input_size):
+    "A network as an ONNX model in memory."
     try: import onnx, onnxscript
     except ImportError as e: raise ImportError(f"export_onnx needs {e.name}: pip install 'phew_nb[onnx]'") from e
     plain = deepcopy(unwrapped(model)).eval().cpu()
     Masks.forget(plain)
-    batch = torch.export.Dim('batch', min=1)
-    made = torch.onnx.export(plain, (torch.randn(2, *input_size),), dynamo=True, optimize=True, verbose=False,
-                             input_names=['input'], output_names=['output'], dynamic_shapes=[{0: batch}]).model_proto
+    with random_kept():
+        example = torch.randn(2, *input_size)
+        return torch.onnx.export(plain, (example,), dynamo=True, optimize=True, verbose=False, input_names=['input'],
+                                 output_names=['output'],
+                                 dynamic_shapes=[{0: torch.export.Dim('batch', min=1)}]).model_proto
+
+def export_onnx(model:nn.Module, # a network, masked or not; left as it is
+                path:str|Path, # file to write, by custom with the ending .onnx
+                input_size:tuple, # of one input, without the batch
+                sparse:bool=False, # store sparse weights sparsely?
+               ) -> Path: # the path; OSError where it cannot be written, ImportError without the extra `onnx`
+    "Write a network as an ONNX file."
+    _check_size(input_size, 'export_onnx')
+    check_file(path)
+    made = _onnx(model, input_size)
     if sparse: _sparsify(made)
-    write_bytes(Path(path), made.SerializeToString())
+    write_bytes(path, made.SerializeToString())
     return Path(path)
+
+def _check_size(size, who):
+    "Raise unless something is the size of an input."
+    if not isinstance(size, (tuple, list, torch.Size)) or not all(isinstance(n, int) for n in size): raise ValueError(
+        f'{who} needs the input_size of one input, without the batch, such as (3, 32, 32); got {size!r}')
 
 # %% ../nbs/46_export.ipynb #dc6b5829
 def _sparsify(proto):
@@ -260,17 +299,18 @@ def _check_equal(model, small, input_size):
                      f'do not know ({why})')
 
 def compact(model:nn.Module, # a masked network; left as it is
-            masks:Masks=None, # its masks; None: those it remembers
+            masks:Masks=None, # its masks, or a dict of them; None: those it remembers
             input_size:tuple=None, # of one input, without the batch
            ) -> nn.Module: # a smaller network with the same outputs in evaluation mode; it remembers its masks
     "A network without its dead units."
-    masks = masks if masks is not None else Masks.of(model)
+    masks = _masks_for(model, masks)
     if masks is None: raise ValueError('compact needs masks: give them, or a model that remembers some')
-    if input_size is None: raise ValueError('compact needs the input_size of one input, such as (3, 32, 32)')
-    full = masks.bake(deepcopy(unwrapped(model)))
-    small = deepcopy(full)
-    left = _cut(small, masks, _plan(small, masks, input_size))
-    _check_equal(full, small, input_size)
+    _check_size(input_size, 'compact')
+    with random_kept():
+        full = masks.bake(deepcopy(unwrapped(model)))
+        small = deepcopy(full)
+        left = _cut(small, masks, _plan(small, masks, input_size))
+        _check_equal(full, small, input_size)
     left.apply(small)
     for new, old in zip(small.modules(), unwrapped(model).modules(), strict=True): new.training = old.training
     return small
