@@ -6,8 +6,8 @@
 __all__ = ['true_places', 'elements_at', 'n_true', 'kth_largest', 'highest', 'check_finite', 'check_some', 'apportion', 'top_k',
            'layer_highest', 'count_left', 'pruning_task', 'warned', 'caller_level', 'plot_scores', 'own_stream',
            'random_scores', 'random_pruning', 'uniform_pruning', 'erk_counts', 'erk', 'magnitude_scores', 'magnitude',
-           'scoring', 'default_loss', 'data_batches', 'batch_parts', 'batch_loss', 'gradients', 'snip_sums',
-           'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores', 'grasp']
+           'scoring', 'default_loss', 'data_batches', 'batch_parts', 'graph_of_data', 'batch_loss', 'gradients',
+           'snip_sums', 'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores', 'grasp']
 
 # %% ../nbs/40_scores.ipynb #3c57de9a
 import math, sys, torch, warnings
@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from . import report # adds `Masks.report`
-from .graph import PathGraph, as_graph
+from .graph import PathGraph, as_graph, trace
 from .masks import Masks, n_kept, unwrapped
 from .models import as_generator, look_up
 from .state import as_found, random_kept
@@ -464,6 +464,19 @@ def batch_parts(batch,       # (x, y), (x, ..., y), or with a loss of one's own 
     if len(x) == 1 and isinstance(x[0], dict): return (), x[0], y
     return tuple(x[0] if len(x) == 1 and isinstance(x[0], (tuple, list)) else x), {}, y
 
+# %% ../nbs/40_scores.ipynb #4a783cea
+def graph_of_data(model:nn.Module, # the network
+                  dl,              # iterable of batches
+                 ) -> tuple: # its graph, traced on the first example; the data
+    "A graph without an input size: the data tell."
+    dl = data_batches(model, dl)
+    with random_kept():
+        batch = next(iter(dl if iter(dl) is not dl else (dl := list(dl))), None)
+    if batch is None: raise ValueError("there are no batches in dl")
+    x, named, _ = batch_parts((batch, 0) if isinstance(batch, Tensor) else batch, 0, len, next(model.parameters()).detach())
+    one = tree_map(lambda t: t[:1] if isinstance(t, Tensor) else t, named or x)
+    with torch.inference_mode(False): return trace(model, example=one), dl
+
 # %% ../nbs/40_scores.ipynb #51e301b2
 def _culprit(**parts):
     "Where among the inputs, the targets and the outputs a value is not finite."
@@ -515,23 +528,27 @@ def snip_sums(model:nn.Module, # the network, within `scoring`
               dl,              # iterable of (x, y) batches
               loss=None,       # from outputs and y to a number; None: `default_loss`
               signed:bool=False, # sum over batches before the magnitude?
-             ) -> dict: # name -> scores, 0 or more; of the weights as they are then
+              theta:dict=None, # name -> what the gradients are multiplied with; None: the weights as they are then
+             ) -> dict: # name -> scores, 0 or more
     "SNIP's scores of a network that is set up for it."
     scores, number = [torch.zeros_like(p) for p in params.values()], -1
+    theta = [p.data for p in params.values()] if theta is None else [theta[name] for name in params]
     for number, batch in enumerate(dl):
         grads = gradients(batch_loss(model, batch, number, loss, scores[0]), params)
-        for score, g, p in zip(scores, grads, params.values()): score += g*p.data if signed else (g*p.data).abs()
+        for score, g, t in zip(scores, grads, theta): score += g*t if signed else (g*t).abs()
     if number < 0: raise ValueError("there are no batches in dl")
     return {name: score.detach().abs() for name, score in zip(params, scores)}
 
+# %% ../nbs/40_scores.ipynb #e17466f9
 def snip_scores(model:nn.Module,       # the network
-                graph:PathGraph,       # its graph
-                dl,                    # iterable of (x, y) batches
+                graph:PathGraph,       # its graph, or at once the data: then it is traced on their first example
+                dl=None,               # iterable of (x, y) batches
                 loss=None,             # from outputs and y to a number; None: `default_loss`
                 signed:bool=False,     # sum over batches before the magnitude?
                 batch_stats:bool=True, # normalise by the batch? False: by running statistics
                ) -> dict: # name -> scores, 0 or more
     "How much the loss depends on the presence of each weight."
+    if not isinstance(graph, PathGraph): (graph, dl), loss = graph_of_data(model, graph), dl if loss is None else loss
     with scoring(model, graph, Masks.of(model), batch_stats) as params:
         return check_some(snip_sums(model, params, data_batches(model, dl), loss, signed))
 
