@@ -15,6 +15,7 @@ from .linearised import *
 from .walks import *
 from .scores import *
 from .synflow import *
+from .baselines import *
 from .rewire import *
 from .metrics import *
 from .pruners import *

@@ -4,20 +4,21 @@
 
 # %% auto #0
 __all__ = ['input_rules', 'force', 'change_gradients', 'ntk_sap_scores', 'ntk_sap', 'Inputs', 'unfused', 'input_rms',
-           'activation_scores', 'highest_per_row', 'top_k_per_row', 'wanda']
+           'activation_scores', 'phew_snip', 'phew_act', 'highest_per_row', 'top_k_per_row', 'wanda']
 
 # %% ../nbs/42_baselines.ipynb #42af58a1
 import math, torch
-from contextlib import ExitStack, contextmanager
-from collections.abc import Mapping
+from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from .graph import PathGraph
 from .masks import Masks, unwrapped
 from .models import draw_weights
-from .scores import (apportion, batch_parts, check_some, count_left, data_batches, gradients, highest, own_stream, pruning_task,
-                            scoring, snip_sums, steps_down, top_k, warned)
+from .scores import (apportion, batch_parts, check_some, count_left, data_batches, gradients, graph_of_data,
+                            highest, own_stream, pruning_task, saying, scoring, snip_scores, snip_sums, steps_down,
+                            top_k, warned)
+from .walks import phew
 
 # %% ../nbs/42_baselines.ipynb #75387aed
 def force(model:nn.Module,       # the network
@@ -93,6 +94,8 @@ def ntk_sap_scores(model:nn.Module, # the network, within `scoring`
                    signed:bool=False, # leave out the magnitude?
                   ) -> dict: # name -> scores, 0 or more
     "How much the change of the outputs under moves of the weights depends on the presence of each weight."
+    if not epsilon > 0: raise ValueError(f"epsilon must be above 0, got {epsilon}")
+    if min(n, samples) < 1: raise ValueError(f"n and samples must be 1 or more, got {n} and {samples}")
     own = {name: p.data for name, p in params.items()}
     total, on = {name: 0. for name in own}, {name: masks[name].to(t) for name, t in own.items()}
     normal = lambda t: torch.randn(t.shape, generator=gen).to(t)
@@ -128,8 +131,9 @@ def ntk_sap(model:nn.Module,       # the network
         like = next(iter(params.values())).data
         own = lambda t: t.to(like) if t.is_floating_point() else t.to(like.device)
         x = None if inputs is None else tuple(map(own, inputs))
-        for n in steps_down(count_left(graph, among), k, iterations):
-            masks = top_k(check_some(ntk_sap_scores(model, graph, params, masks, gen, x, **kwargs)), n, among=masks)
+        for step, n in enumerate(steps_down(count_left(graph, among), k, iterations)):
+            scores = ntk_sap_scores(model, graph, params, masks, gen, x, **kwargs)
+            masks = top_k(scores if step else check_some(scores), n, among=masks)
     return warned(masks, graph)
 
 # %% ../nbs/42_baselines.ipynb #9ae11243
@@ -144,7 +148,8 @@ def _bmm(seen, out, a, b):
 def _mv(seen, out, a, v): seen.add(a, lambda: (v*v)[None], 1); seen.add(v, lambda: (a*a).sum(0), len(a))
 
 def _convolution(seen, out, x, weight, bias, *options):
-    back = lambda: torch.ops.aten.convolution_backward(torch.ones_like(out), x*x, weight, None, *options, [False, True, False])[1]
+    backward = torch.ops.aten.convolution_backward
+    back = lambda: backward(torch.ones_like(out), x*x, weight, None, *options, [False, True, False])[1]
     seen.add(weight, back, (x if options[3] else out)[:, 0].numel()) # (options[3]: is it a transposed one?)
 
 def _embedding(seen, out, weight, rows, *_):
@@ -177,17 +182,20 @@ class Inputs(TorchDispatchMode):
         if self.name(weight) is None: return
         s = squares().double()
         for d, step in enumerate(weight.stride()): # one weight for a whole batch of products
-            if step == 0 and weight.shape[d] > 1: weight, s, n = weight.narrow(d, 0, 1), s.sum(d, keepdim=True), n*weight.shape[d]
-        entry = self.found[self.name(weight)].setdefault((weight.shape, weight.stride(), weight.storage_offset()), [0, 0])
+            if step or weight.shape[d] == 1: continue
+            weight, s, n = weight.narrow(d, 0, 1), s.expand(weight.shape).sum(d, keepdim=True), n*weight.shape[d]
+        way = weight.shape, weight.stride(), weight.storage_offset()
+        entry = self.found[self.name(weight)].setdefault(way, [0, 0])
         entry[0], entry[1] = entry[0] + s, entry[1] + n
 
 # %% ../nbs/42_baselines.ipynb #48d91d83
 def _rms(p, found):
     "The root of the mean square of what each weight of a parameter was multiplied with; 0 where that was nothing."
     size = p.untyped_storage().nbytes()//p.element_size()
-    squares, number = torch.zeros(2, size, dtype=torch.float64, device=p.device)
+    squares, number = (torch.zeros(size, dtype=torch.float64, device=p.device) for _ in range(2))
     for (shape, stride, offset), (s, n) in found.items():
-        squares.as_strided(shape, stride, offset).add_(s.expand(shape)); number.as_strided(shape, stride, offset).add_(n)
+        squares.as_strided(shape, stride, offset).add_(s.expand(shape))
+        number.as_strided(shape, stride, offset).add_(n)
     rms = (squares/number.clamp(min=1)).sqrt_().to(p.dtype)
     return rms.as_strided(p.shape, p.stride(), p.storage_offset()).contiguous()
 
@@ -222,7 +230,9 @@ def input_rms(model:nn.Module,        # the network
         like, number, inputs = next(iter(params.values())).data, -1, Inputs(params)
         for number, batch in enumerate(dl):
             x, named = _inputs(batch, number, like)
-            with inputs: model(*x, **named)
+            with saying(f"the network, on batch {number}"), inputs: model(*x, **named)
+            if not all(t.isfinite().all() for t in tree_leaves((x, named)) if isinstance(t, Tensor)):
+                raise ValueError(f"batch {number} holds values that are not finite")
         if number < 0: raise ValueError("there are no batches in dl")
         lost = [name for name, found in inputs.found.items() if not found]
         if lost: raise ValueError(
@@ -236,10 +246,50 @@ def activation_scores(model:nn.Module,       # the network
                       dl=None,               # iterable of batches: (x, y), x alone, or a dict of keyword arguments
                       batch_stats:bool=True, # normalise by the batch? False: by running statistics
                      ) -> dict: # name -> scores, 0 or more
-    "How much each weight contributes to the sums that it is part of: its magnitude times the root mean square of its inputs."
+    "How much each weight contributes to the sums that it is part of."
     if not isinstance(graph, PathGraph): graph, dl = graph_of_data(model, graph)
     rms = input_rms(model, graph, dl, batch_stats)
     return {name: (p.detach().to(rms[name].dtype).abs()*rms[name]) for name, p in graph.params.items()}
+
+# %% ../nbs/42_baselines.ipynb #41b772c8
+def _walked(model, graph, scores, density, seed, kept, kwargs):
+    "PHEW, where scores stand for the magnitudes of the weights."
+    masks, own = Masks.of(model), {name: p.data for name, p in graph.params.items()}
+    try:
+        for name, p in graph.params.items(): p.data = torch.empty_like(p).copy_(scores[name])
+        return phew(graph, density, seed=seed, kept=kept, **dict(masks=masks) | kwargs)
+    finally:
+        for name, p in graph.params.items(): p.data = own[name]
+
+def phew_snip(model:nn.Module,       # the network
+              density:float=None,    # fraction of weights kept, in (0, 1]
+              input_size=None,       # size of one input without the batch, or the network's `PathGraph`
+              dl=None,               # iterable of (x, y) batches
+              loss=None,             # from outputs and y to a number; None: `default_loss`
+              seed=0,                # fixes the walks
+              kept:int=None,         # instead of `density`: number of weights kept
+              batch_stats:bool=True, # normalise by the batch? False: by running statistics
+              **kwargs,              # of `walk_order`: `power`, `granularity`, `fork`, `skips`, `direction`
+             ) -> Masks: # with at least `round(density*total)` kept, by less than one walk
+    "PHEW whose walks go by SNIP's scores, |w g|, in place of |w|."
+    dl = data_batches(model, dl)
+    graph, *_ = pruning_task(model, input_size, density, kept)
+    scores = snip_scores(model, graph, dl, loss, batch_stats=batch_stats)
+    return _walked(model, graph, scores, density, seed, kept, kwargs)
+
+def phew_act(model:nn.Module,       # the network
+             density:float=None,    # fraction of weights kept, in (0, 1]
+             input_size=None,       # size of one input without the batch, or the network's `PathGraph`
+             dl=None,               # iterable of batches: (x, y), x alone, or a dict of keyword arguments
+             seed=0,                # fixes the walks
+             kept:int=None,         # instead of `density`: number of weights kept
+             batch_stats:bool=True, # normalise by the batch? False: by running statistics
+             **kwargs,              # of `walk_order`: `power`, `granularity`, `fork`, `skips`, `direction`
+            ) -> Masks: # with at least `round(density*total)` kept, by less than one walk
+    "PHEW whose walks go by activation scores, |w| times the root mean square of its inputs, in place of |w|."
+    dl = data_batches(model, dl)
+    graph, *_ = pruning_task(model, input_size, density, kept)
+    return _walked(model, graph, activation_scores(model, graph, dl, batch_stats), density, seed, kept, kwargs)
 
 # %% ../nbs/42_baselines.ipynb #d302f117
 def _level(limits, k):
@@ -283,8 +333,10 @@ def top_k_per_row(scores:dict,     # parameter name -> tensor of the parameter's
                   among:dict=None, # name -> boolean tensor: the only weights that may be kept
                  ) -> Masks: # on the CPU, with exactly `k` kept
     "Keep the highest scores of each row, in equal numbers as far as they can be."
-    flats = {name: s.masked_fill(~among[name].to(s.device), -math.inf) if among and name in among else s for name, s in scores.items()}
-    flats = {name: s.detach().float().reshape(-1).cpu() for name, s in flats.items()}
+    flats = {name: s.detach().cpu().float() for name, s in scores.items()}
+    for name in scores.keys() & (among or {}).keys():
+        flats[name] = flats[name].masked_fill(~among[name].cpu(), -math.inf)
+    flats = {name: s.reshape(-1) for name, s in flats.items()}
     rows, masks = list(_rows(graph)), {name: torch.zeros(len(s), dtype=torch.bool) for name, s in flats.items()}
     limits = {i: int((flats[name][places] > -math.inf).sum()) for i, (name, places) in enumerate(rows)}
     counts = apportion(k, {i: float(places.numel()) for i, (_, places) in enumerate(rows)}, limits)

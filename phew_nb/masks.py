@@ -181,6 +181,9 @@ def __eq__(self: Masks, other):
     return alike and all(torch.equal(a, b) for _, a, b in self._same(other))
 
 @patch
+def __array_eq__(self: Masks, other): return self == other # what fastcore's `test_eq` asks for
+
+@patch
 def __hash__(self: Masks): return int(self.hash()[:15], 16)
 
 # %% ../nbs/20_masks.ipynb #8b264dbc

@@ -6,8 +6,9 @@
 __all__ = ['true_places', 'elements_at', 'n_true', 'kth_largest', 'highest', 'check_finite', 'check_some', 'apportion', 'top_k',
            'layer_highest', 'count_left', 'pruning_task', 'warned', 'caller_level', 'plot_scores', 'own_stream',
            'random_scores', 'random_pruning', 'uniform_pruning', 'erk_counts', 'erk', 'magnitude_scores', 'magnitude',
-           'scoring', 'default_loss', 'data_batches', 'batch_parts', 'graph_of_data', 'batch_loss', 'gradients',
-           'snip_sums', 'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores', 'grasp']
+           'scoring', 'default_loss', 'data_batches', 'saying', 'batch_parts', 'graph_of_data', 'batch_loss',
+           'gradients', 'snip_sums', 'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores',
+           'grasp']
 
 # %% ../nbs/40_scores.ipynb #3c57de9a
 import math, sys, torch, warnings
@@ -424,7 +425,8 @@ def data_batches(model, # what is to be run on them
 
 # %% ../nbs/40_scores.ipynb #bc35d43f
 @contextmanager
-def _saying(where):
+def saying(where:str # as it stands in an error
+          ): # nothing
     "Errors of Python's own kinds are raised again with the place before their text; others get it as a note."
     try: yield
     except Exception as e:
@@ -459,7 +461,7 @@ def batch_parts(batch,       # (x, y), (x, ..., y), or with a loss of one's own 
     if not isinstance(batch, (tuple, list)) or len(batch) < 2: raise ValueError(
         f"batch {number} is no pair (x, y): it is a {type(batch).__name__}"
         + (f" of {len(batch)}" if hasattr(batch, '__len__') else ''))
-    with _saying(f"batch {number}"):
+    with saying(f"batch {number}"):
         *x, y = (tree_map(_as(like), dict(part) if isinstance(part, Mapping) else part) for part in batch)
     if len(x) == 1 and isinstance(x[0], dict): return (), x[0], y
     return tuple(x[0] if len(x) == 1 and isinstance(x[0], (tuple, list)) else x), {}, y
@@ -473,7 +475,8 @@ def graph_of_data(model:nn.Module, # the network
     with random_kept():
         batch = next(iter(dl if iter(dl) is not dl else (dl := list(dl))), None)
     if batch is None: raise ValueError("there are no batches in dl")
-    x, named, _ = batch_parts((batch, 0) if isinstance(batch, Tensor) else batch, 0, len, next(model.parameters()).detach())
+    if isinstance(batch, Tensor): batch = batch, None
+    x, named, _ = batch_parts(batch, 0, len, next(model.parameters()).detach())
     one = tree_map(lambda t: t[:1] if isinstance(t, Tensor) else t, named or x)
     with torch.inference_mode(False): return trace(model, example=one), dl
 
@@ -510,9 +513,9 @@ def batch_loss(model:nn.Module,     # the network, within `scoring`
     x, named, y = batch_parts(batch, number, loss, like)
     sizes = [tuple(t.shape) for t in tree_leaves((x, named)) if isinstance(t, Tensor)]
     where = f"the network, on batch {number} with inputs of size {', '.join(map(str, sizes))}"
-    with _saying(where): out = model(*x, **named)
+    with saying(where): out = model(*x, **named)
     if temperature != 1: out = tree_map(lambda t: t/temperature if isinstance(t, Tensor) else t, out)
-    with _saying(f"the loss of batch {number}"): value = (loss or default_loss)(out, y)
+    with saying(f"the loss of batch {number}"): value = (loss or default_loss)(out, y)
     return _checked_loss(value, number, inputs=(x, named), targets=y, outputs=out)
 
 def gradients(value:Tensor, # a number

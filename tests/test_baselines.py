@@ -1,0 +1,315 @@
+"FORCE, NTK-SAP, Wanda and walks by scores: exact counts, refusals in words, networks left as found, values by a second way."
+import copy, math, warnings
+
+import numpy as np, pytest, torch, torch.nn.functional as F
+from torch import nn
+
+from phew_nb.baselines import (activation_scores, force, highest_per_row, input_rms, ntk_sap, phew_act, phew_snip, top_k_per_row, wanda)
+from phew_nb.graph import trace
+from phew_nb.masks import Masks
+from phew_nb.models import mlp, resnet20
+from phew_nb.pruners import prune, pruners
+from phew_nb.scores import iter_snip, snip_scores
+from phew_nb.walks import phew
+from test_scores import (Clips, Zeroes, assert_as_found, assert_same, build, data, described, failing, nasty, refused, snapshot, traced_once,
+                         unusual)
+
+few = dict(force=dict(iterations=3), ntk_sap=dict(iterations=3))
+methods = dict(force=force, ntk_sap=ntk_sap, wanda=wanda, phew_snip=phew_snip, phew_act=phew_act)
+
+def run(method, model, density=.3, size=(6,), dl=None, **kwargs):
+    "By its name, in few steps."
+    return prune(model, method, density, size, dl=data() if dl is None else dl, **few.get(method, {}), **kwargs)
+
+# --- counts --------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('density', [.02, .1, .37, .9, 1.])
+@pytest.mark.parametrize('method', ['force', 'ntk_sap', 'wanda'])
+def test_counts_are_exact(method, density):
+    model, images = resnet20(10, n_in=1, width=.25, seed=0), [(x.view(8, 1, 8, 8), y) for x, y in data(16, 10, 64)]
+    graph = trace(model, (1, 8, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        masks = run(method, model, density, graph, images)
+    assert masks.kept == round(density*graph.total) and list(masks) == list(graph.params)
+
+@pytest.mark.parametrize('method', methods)
+@pytest.mark.parametrize('kept', [1, 2, 7, 40, 79, 80])
+def test_numbers_are_exact(method, kept):
+    "By walks, less than one walk above, and never a weight that is on no path."
+    model = build('plain')
+    graph = trace(model, (6,))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        masks = run(method, model, None, graph, kept=kept)
+    assert masks.kept == kept if not method.startswith('phew') else kept <= masks.kept < kept + 2
+
+@pytest.mark.parametrize('method', methods)
+@pytest.mark.parametrize('kwargs, error, words', [
+    (dict(density=0), ValueError, r'density must be in \(0, 1\]'), (dict(density=95), ValueError, 'sparsity of 95% is density=0.05'),
+    (dict(density=None), ValueError, 'either density= or kept='), (dict(density=.3, kept=3), ValueError, 'either density= or kept='),
+    (dict(density=None, kept=0), ValueError, 'kept must be between 1'), (dict(density=None, kept=81), ValueError, 'kept must be between 1'),
+    (dict(density=None, kept=2.5), TypeError, 'whole number'), (dict(density='.3'), TypeError, 'density must be a number'),
+    (dict(size=(7,)), Exception, 'does not run on an example'), (dict(size=None), Exception, 'input_size'),
+    (dict(size=(0,)), Exception, 'positive integers')])
+def test_what_is_asked_for_is_checked(method, kwargs, error, words):
+    model = unusual(build('plain'))
+    before = snapshot(model)
+    with pytest.raises(error, match=words): run(method, model, **dict(density=.3) | kwargs)
+    assert_same(before, snapshot(model))
+
+@pytest.mark.parametrize('method, kwargs, error, words', [
+    ('force', dict(iterations=0), ValueError, 'iterations must be a whole number'), ('ntk_sap', dict(iterations=1.5), ValueError, 'iterations must'),
+    ('ntk_sap', dict(epsilon=0), ValueError, 'epsilon must be above 0'), ('ntk_sap', dict(n=0), ValueError, 'must be 1 or more'),
+    ('ntk_sap', dict(samples=0), ValueError, 'must be 1 or more'), ('ntk_sap', dict(init='kaiming'), Exception, 'initialisation'),
+    ('phew_snip', dict(seed=1.5), TypeError, 'seed must be an integer'),
+    ('phew_act', dict(power='big'), Exception, 'power'), ('phew_snip', dict(fork='both'), ValueError, "fork must be one of"),
+    ('wanda', dict(back=True), TypeError, "no argument 'back'"), ('force', dict(power=1), TypeError, "no argument 'power'")])
+def test_settings_that_are_refused(method, kwargs, error, words):
+    model = unusual(build('plain'))
+    before = snapshot(model)
+    with pytest.raises(error, match=words): prune(model, method, .3, (6,), **dict(dl=data()) | kwargs)
+    assert_same(before, snapshot(model))
+
+@pytest.mark.parametrize('method', ['force', 'wanda', 'phew_snip', 'phew_act'])
+@pytest.mark.parametrize('dl, words', [(None, 'give batches of'), ([], 'there are no batches'), (7, 'dl must be an iterable'),
+                                       ([(torch.ones(8, 5), torch.zeros(8).long())], r'the network, on batch 0|on batch 0'),
+                                       ([(torch.full((8, 6), math.nan), torch.zeros(8).long())], 'not finite|is nan')])
+def test_data_that_are_refused(method, dl, words):
+    model = unusual(build('plain'))
+    before = snapshot(model)
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=words): prune(model, method, .3, (6,), dl=dl, **few.get(method, {}))
+    assert_same(before, snapshot(model))
+
+@pytest.mark.parametrize('method', ['force', 'phew_snip'])
+@pytest.mark.parametrize('what', refused)
+def test_losses_that_are_refused(method, what):
+    (dl, loss, words), model = refused[what], unusual(build('plain'))
+    before = snapshot(model)
+    with warnings.catch_warnings(), pytest.raises((ValueError, TypeError, IndexError, RuntimeError, AttributeError), match=words):
+        warnings.simplefilter('ignore')
+        methods[method](model, .3, (6,), dl, loss)
+    assert_same(before, snapshot(model))
+
+@pytest.mark.parametrize('method', methods)
+def test_a_graph_alone_does_not_run(method):
+    with pytest.raises(TypeError, match='this method runs the network'): run(method, trace(build('plain'), (6,)), size=None)
+
+# --- nothing is left behind ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('ends', ['returns', 'raises'])
+@pytest.mark.parametrize('method', methods)
+@pytest.mark.parametrize('kind', nasty)
+def test_a_network_that_changes_itself_is_left_as_found(kind, method, ends):
+    torch.manual_seed(0)
+    model = kind()
+    size = traced_once(model) if kind in (Clips, Zeroes) else (6,)
+    for i, p in enumerate(model.parameters()): p.grad = torch.full_like(p, float(i)) if i % 2 else None
+    before, broken = described(model), data() + [(torch.ones(8, 5), torch.zeros(8).long())]
+    if ends == 'returns': run(method, model, .3, size)
+    elif method == 'ntk_sap':
+        with pytest.raises(RuntimeError): run(method, model, .3, size, inputs=(torch.ones(8, 5),))
+    else:
+        with pytest.raises(RuntimeError, match='on batch 3'): run(method, model, .3, size, broken)
+    assert_as_found(before, described(model))
+
+@pytest.mark.parametrize('method', methods)
+@pytest.mark.parametrize('name', ['plain', 'shared', 'dropping', 'recurrent'])
+def test_network_is_left_bit_for_bit(method, name):
+    model = unusual(build(name))
+    before = snapshot(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        run(method, model)
+    assert_same(before, snapshot(model))
+
+@pytest.mark.parametrize('method', methods)
+@pytest.mark.parametrize('around', [torch.no_grad, torch.inference_mode, lambda: torch.autocast('cpu', torch.bfloat16)])
+def test_what_is_around_the_call_does_not_matter(method, around):
+    model = build('dropping')
+    with around(): inside = run(method, model)
+    assert inside == run(method, model)
+
+@pytest.mark.parametrize('method', methods)
+def test_masked_weights_are_never_kept_again(method):
+    model = build('plain')
+    first = prune(model, 'phew', .6, (6,), seed=5).keep(model)
+    second = run(method, model, .2)
+    assert second <= first and Masks.of(model) == first
+
+# --- values --------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('kept', [5, 30, 60])
+@pytest.mark.parametrize('signed', [False, True])
+def test_force_with_nothing_coming_back_is_iterative_snip(kept, signed):
+    model, more = build('dropping'), dict(kept=kept, iterations=5, signed=signed)
+    assert force(model, None, (6,), data(), back=False, **more) == iter_snip(model, None, (6,), data(), **more)
+
+def test_force_is_at_a_fixed_point_of_its_own_rule():
+    "The last step keeps what is highest of |theta dL/d(theta bar)| at the masks of the step before."
+    model = mlp([6, 9, 4], seed=1).double()
+    graph, dl = trace(model, (6,)), [(x.double(), y) for x, y in data()]
+    n = graph.total
+    steps = [round(n*(10/n)**(t/4)) for t in (1, 2, 3)]
+    before = force(model, None, graph, dl, kept=steps[-1], iterations=3) if steps == [round(n*(steps[-1]/n)**(t/3)) for t in (1, 2, 3)] else None
+    last, theta = force(model, None, graph, dl, kept=10, iterations=4), {k: p.detach() for k, p in graph.params.items()}
+    if before is None: pytest.skip('the two schedules are rounded differently')
+    weights = {k: (t*before[k]).requires_grad_() for k, t in theta.items()}
+    total = dict.fromkeys(theta, 0)
+    for x, y in dl:
+        grads = torch.autograd.grad(F.cross_entropy(torch.func.functional_call(model, weights, x), y), list(weights.values()))
+        for k, g in zip(weights, grads): total[k] = total[k] + (g*theta[k]).abs()
+    flat = torch.cat([t.flatten() for t in total.values()])
+    assert torch.equal(torch.cat([m.flatten() for m in last.values()]), flat >= flat.sort(descending=True)[0][9])
+
+class Convolutions(nn.Module):
+    "Grouped, strided, transposed and plain convolutions, and a linear layer on their positions."
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 4, 3, padding=1, groups=2), nn.ConvTranspose2d(4, 3, 2, stride=2)
+        self.c, self.d = nn.Conv2d(3, 5, (1, 3), stride=(2, 1), bias=False), nn.Linear(5*6*10, 4)
+    def forward(self, x): return self.d(torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x)))))).flatten(1))
+
+def test_inputs_of_convolutions_by_differentiation():
+    "The sum of squares of the inputs of a weight is the derivative, by it, of the sum of the layer's outputs for squared inputs."
+    torch.manual_seed(0)
+    model, x, seen = Convolutions().double(), torch.randn(3, 2, 6, 6).double(), {}
+    def hook(m, inputs, out): seen[m] = inputs[0].detach(), out.shape
+    hooks = [m.register_forward_hook(hook) for m in model.children()]
+    model(x)
+    for h in hooks: h.remove()
+    found = input_rms(model, trace(model, (2, 6, 6)), [x[:1], x[1:]])
+    for name, m in model.named_children():
+        inputs, shape = seen[m]
+        weight = m.weight.detach().clone().requires_grad_()
+        squares, = torch.autograd.grad(torch.func.functional_call(m, {'weight': weight, **({'bias': torch.zeros_like(m.bias)} if m.bias is not None else {})}, inputs**2).sum(), weight)
+        n = {'a': 3*36, 'b': 3*36, 'c': 3*6*10, 'd': 3}[name]
+        torch.testing.assert_close(found[f'{name}.weight'], (squares/n).sqrt())
+
+def test_inputs_of_shared_weights_and_of_recurrent_ones():
+    model = build('shared')
+    graph, xs = trace(model, (6,)), torch.cat([x for x, y in data()])
+    a = torch.tanh(model.a(xs)); b = torch.tanh(model.a(a)); c = torch.tanh(model.b(b))
+    found = input_rms(model, graph, data())
+    mean = lambda *ts: (torch.cat(ts)**2).mean(0).sqrt().expand(6, 6)
+    torch.testing.assert_close(found['a.weight'], mean(xs, a))
+    torch.testing.assert_close(found['b.weight'], mean(b, c))
+    rnn = build('recurrent')
+    found = input_rms(rnn, trace(rnn, (6,)), data())
+    torch.testing.assert_close(found['rnn.weight_ih_l0'], (xs**2).mean(0).sqrt().expand(20, 6))
+
+def test_computed_weights_are_refused():
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 4))
+    with pytest.raises(ValueError, match='cannot be seen'): input_rms(model, trace(model, (6,)), data())
+
+def loop(model, xs, share):
+    "Wanda on a chain of linear layers: five lines."
+    masks, h = {}, xs
+    for i, m in enumerate(m for m in model.modules() if isinstance(m, nn.Linear)):
+        score = m.weight.detach().abs()*h.norm(dim=0)
+        masks[i] = score >= score.sort(1, descending=True)[0][:, [round(share*score.shape[1]) - 1]]
+        h = torch.relu(m(h))
+    return list(masks.values())
+
+@pytest.mark.parametrize('share', [.25, .5, .75])
+def test_wanda_against_a_loop(share):
+    model = mlp([8, 12, 16, 4], seed=2)
+    xs = torch.randn(30, 8, generator=torch.Generator().manual_seed(1))
+    masks = wanda(model, share, (8,), [xs[:10], (xs[10:], None)])
+    assert all(torch.equal(m, by_hand) for m, by_hand in zip(masks.values(), loop(model, xs, share), strict=True))
+
+def test_rows_are_alike():
+    model, images = resnet20(10, n_in=1, width=.5, seed=0), [torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))]
+    graph = trace(model, (1, 8, 8))
+    for density in (.1, .33, .5):
+        for name, mask in wanda(model, density, graph, images).items():
+            n = mask.flatten(1).sum(1)
+            assert n.max() - n.min() <= 1 and abs(int(n.sum()) - density*mask.numel()) <= 1
+
+@pytest.mark.parametrize('seed', range(20))
+def test_highest_per_row_by_brute_force(seed):
+    gen = torch.Generator().manual_seed(seed)
+    values = torch.randn(4, 5, generator=gen).round(decimals=1)
+    values[torch.rand(4, 5, generator=gen) < .3] = -math.inf
+    limits = (values > -math.inf).sum(1)
+    for k in range(int(limits.sum()) + 1):
+        mask = highest_per_row(values, k)
+        counts = mask.sum(1)
+        assert counts.sum() == k and (counts <= limits).all() and not (mask & (values == -math.inf)).any()
+        short = counts < limits
+        assert not short.any() or counts.max() - counts[short].min() <= 1 # no row has two more than one that has some left
+        for row, m in zip(values, mask): assert not m.any() or row[m].min() >= row[~m].max() if (~m).any() else True
+
+@pytest.mark.parametrize('f, scores', [(phew_act, activation_scores), (phew_snip, snip_scores)])
+def test_walks_by_scores_are_those_of_a_network_of_scores(f, scores):
+    model = resnet20(10, n_in=1, width=.25, seed=0)
+    images, graph = [(x.view(8, 1, 8, 8), y) for x, y in data(16, 10, 64)], trace(model, (1, 8, 8))
+    other, found = copy.deepcopy(model), scores(model, graph, images)
+    for name, p in other.named_parameters(): p.data = found.get(name, p.data)
+    for more in (dict(), dict(power=2), dict(granularity='kernel')):
+        assert f(model, .1, graph, images, seed=3, **more) == phew(other, .1, (1, 8, 8), seed=3, **more)
+
+def test_scores_from_data_alone():
+    model, graph = build('plain'), trace(build('plain'), (6,))
+    own = trace(model, (6,))
+    for scores in (snip_scores, activation_scores):
+        assert all(torch.equal(s, t) for s, t in zip(scores(model, data()).values(), scores(model, own, data()).values(), strict=True))
+    a, b = snip_scores(model, data(), F.mse_loss and (lambda out, y: F.cross_entropy(out, y)*2)), snip_scores(model, own, data())
+    for name in a: torch.testing.assert_close(a[name], 2*b[name])
+    with pytest.raises(ValueError, match='no batches'): snip_scores(model, [])
+
+def test_scaling_a_layer_changes_no_walk_by_activations():
+    "Inputs ten times as large scale all scores of a layer."
+    model = mlp([6, 8, 4], seed=0)
+    once, ten = ([(x*f, y) for x, y in data()] for f in (1, 10))
+    a, b = (activation_scores(model, trace(model, (6,)), dl)['hidden1.linear.weight'] for dl in (once, ten))
+    torch.testing.assert_close(10*a, b)
+    assert phew_act(mlp([6, 4], seed=0), .3, (6,), once, seed=1) == phew_act(mlp([6, 4], seed=0), .3, (6,), ten, seed=1)
+
+# --- NTK-SAP -------------------------------------------------------------------------------------------------------------
+
+def test_change_of_outputs_is_the_trace_of_the_kernel():
+    "With moves along single weights, the squared change adds up to the trace that `ntk` gives; so does its derivative."
+    from phew_nb.baselines import change_gradients
+    from phew_nb.metrics import ntk
+    from phew_nb.scores import scoring
+    model, eps = mlp([3, 4, 2], activation=nn.Tanh, bias=False, seed=1).double(), 1e-4
+    graph, x = trace(model, (3,)), torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
+    theta = {name: p.detach().clone() for name, p in graph.params.items()}
+    def exact(weights):
+        "The trace of the kernel of the network with these weights, a mean over examples."
+        copied = copy.deepcopy(model)
+        for name, p in copied.named_parameters(): p.data = weights[name]
+        return ntk(copied, x).trace()/len(x)
+    with scoring(model, graph) as params:
+        total, slope = 0, {name: torch.zeros_like(t) for name, t in theta.items()}
+        for name, t in theta.items():
+            for i in range(t.numel()):
+                for sign in (1, -1): # odd terms cancel
+                    moved = {k: w.clone() for k, w in theta.items()}
+                    moved[name].view(-1)[i] += sign*eps
+                    change, left, right = change_gradients(model, params, theta, moved, (x,))
+                    total = total + change/2
+                    for k, a, b in zip(theta, left, right): slope[k] += (a + b)/2 # the derivative where all are moved together
+        total, slope = total/eps**2, {k: s/eps**2 for k, s in slope.items()}
+    assert float(total) == pytest.approx(float(exact(theta)), rel=1e-6)
+    for name, at in (('hidden1.linear.weight', (2, 1)), ('head.weight', (1, 3))):
+        up, down = ({k: w.clone() for k, w in theta.items()} for _ in range(2))
+        up[name][at] += 1e-4; down[name][at] -= 1e-4
+        assert float(slope[name][at]) == pytest.approx(float(exact(up) - exact(down))/2e-4, rel=1e-4)
+
+def test_ntk_sap_looks_at_no_data_and_no_weights():
+    a, b = mlp([6, 8, 4], seed=0), mlp([6, 8, 4], seed=1)
+    assert ntk_sap(a, .3, (6,), iterations=3) == ntk_sap(b, .3, (6,), iterations=3) == prune(a, 'ntk_sap', .3, (6,), dl=data(), iterations=3)
+    assert ntk_sap(a, .3, (6,), iterations=3, init=None) != ntk_sap(b, .3, (6,), iterations=3, init=None)
+
+def test_ntk_sap_of_token_numbers_needs_inputs():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(7, 5), nn.Linear(5, 3)
+        def forward(self, ids): return self.head(torch.relu(self.embed(ids)))
+    model, ids = Tokens(), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    graph = trace(model, example=(ids[:1],))
+    with pytest.raises(ValueError, match='draws normal inputs'): ntk_sap(model, .5, graph)
+    assert ntk_sap(model, .5, graph, inputs=(ids,), iterations=3).kept == round(.5*graph.total)
