@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from .graph import TraceError, as_graph
 from .masks import Masks
 from .scaled import Scaled, pow2
-from .flow import _alone, path_flow, shaped
+from .flow import path_flow
 
 # %% ../nbs/26_linearised.ipynb #c2abc9fb
 _SAME = set("""relu relu6 leaky_relu rrelu prelu elu celu selu gelu silu mish hardswish hardtanh hardsigmoid sigmoid
@@ -325,7 +325,7 @@ def _classes(graph):
     label = torch.arange(graph.n_units)
     names = [layer.name for layer in graph.layers]
     meet = [graph.inputs, graph.outputs] + [torch.cat([n.src[n.src >= 0], n.dst.flatten()]) for n in graph.layers
-                                            if names.count(n.name) > 1 or not _alone(n)]
+                                            if names.count(n.name) > 1 or not n.alone]
     while True:
         old = label.clone()
         for group in meet: label[group] = label[group].min()
@@ -344,13 +344,7 @@ def _balance(self: linearised, graph, masks):
     level = torch.where((high == Scaled.ZERO) | (label == label[graph.inputs[0]]), 0, high)
     self.shift = int(level[graph.outputs[0]])
     for layer in graph.layers:
-        if not _alone(layer): continue
+        if not layer.alone: continue
         by = torch.where(layer.src < 0, 0, level[layer.src])[:, None] - level[layer.dst][..., None]
-        self.exponents[layer.name] = _spread(layer, by)
+        self.exponents[layer.name] = layer.spread(by)
         self.weights[layer.name].mul_(pow2(self.exponents[layer.name]).to(self.weights[layer.name]))
-
-def _spread(layer, values):
-    "Values (G, O, I) of edges as a tensor of the parameter's shape."
-    flat = torch.zeros(layer.param.numel(), dtype=values.dtype)
-    flat.as_strided(layer.size, layer.stride, layer.offset).copy_(values[..., None].expand(layer.size))
-    return shaped(flat, layer.param)

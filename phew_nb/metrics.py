@@ -14,22 +14,15 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
-from .graph import PathGraph, as_graph
+from .graph import PathGraph
 from .masks import Masks
 from .scaled import Scaled
-from .flow import check_masks, path_flow
+from .flow import graph_and_masks, path_flow
 from .counts import exact_count, exact_counts
 from . import report # adds `Masks.report`
 from .linearised import evaluating, linearised
 
 # %% ../nbs/44_metrics.ipynb #ba894c8f
-def _given(model, masks, input_size):
-    "The graph, and the masks that hold: those given, or those that the model remembers."
-    graph = input_size if isinstance(input_size, PathGraph) else as_graph(model, input_size)
-    if masks is None and isinstance(model, nn.Module): masks = Masks.of(model)
-    check_masks(graph, masks)
-    return graph, masks
-
 def _pick(by, **ways):
     "The way of splitting a measure that `by` names."
     if by not in (None, *ways): raise ValueError(f"by must be None or one of {', '.join(ways)}, got {by!r}")
@@ -45,7 +38,7 @@ def path_trace(model,            # a network, or its `PathGraph`
               ): # `Scaled`: .log10, float(); or parameter name -> `Scaled`; raises ValueError on masks of another model
     "The trace of the path kernel, zero where there is no path."
     if spatial: return _spatial_trace(model, masks, input_size, by)
-    graph, masks = _given(model, masks, input_size)
+    graph, masks = graph_and_masks(model, input_size, masks)
     flow = path_flow(graph, masks, 2, skips)
     return _pick(by, layer=flow.trace_by_layer, weight=flow.trace_by_weight) or flow.trace()
 
@@ -53,7 +46,7 @@ def path_trace(model,            # a network, or its `PathGraph`
 def _spatial_trace(model, masks, input_size, by):
     if isinstance(model, PathGraph): raise ValueError(
         "spatial=True sends an image through the network: give the network itself (and its PathGraph as input_size)")
-    graph, masks = _given(model, masks, input_size)
+    graph, masks = graph_and_masks(model, input_size, masks)
     net = linearised(model, 2, masks=masks, graph=graph)
     _, grads = net.gradients(*map(torch.ones_like, graph.example))
     parts = {}
@@ -72,7 +65,7 @@ def path_sum(model,            # a network, or its `PathGraph`
              by: str = None,   # None, 'layer', 'unit' or 'weight'
             ): # `Scaled`, or parameter name -> `Scaled` ('unit': one for all units of the graph)
     "The sum over all paths of the product of their weights' magnitudes to a power."
-    graph, masks = _given(model, masks, input_size)
+    graph, masks = graph_and_masks(model, input_size, masks)
     flow = path_flow(graph, masks, power, skips)
     ways = _pick(by, layer=flow.by_layer, unit=flow.by_unit, weight=flow.by_weight)
     return flow.total if by is None else ways
@@ -84,7 +77,7 @@ def count_paths(model,            # a network, or its `PathGraph`
                 by: str = None,   # None, or 'layer': paths that cross each layer
                ): # int, exact; or parameter name -> int
     "The number of paths from an input to an output through kept weights."
-    graph, masks = _given(model, masks, input_size)
+    graph, masks = graph_and_masks(model, input_size, masks)
     return _pick(by, layer=lambda: exact_counts(graph, masks, skips)) or exact_count(graph, masks, skips)
 
 # %% ../nbs/44_metrics.ipynb #7e7b05aa
@@ -104,7 +97,7 @@ def widths(model,            # a network, or its `PathGraph`
            skips: bool = False, # whether identity shortcuts count as ways
           ) -> dict: # parameter name -> `Width` (a layer that is called twice: of its first call)
     "The units that remain in each layer."
-    graph, masks = _given(model, masks, input_size)
+    graph, masks = graph_and_masks(model, input_size, masks)
     live, found = graph.live(masks, skips), {}
     for layer in graph.layers:
         mask = _mask_of(layer, masks)
@@ -118,7 +111,7 @@ def layer_densities(model,            # a network, or its `PathGraph`
                     input_size=None,  # size of one input without the batch, or the network's `PathGraph`
                    ) -> dict: # parameter name -> fraction kept, in [0, 1]
     "Fraction of weights kept in each layer that counts."
-    graph, masks = _given(model, masks, input_size)
+    graph, masks = graph_and_masks(model, input_size, masks)
     return {name: float(masks[name].float().mean()) if name in (masks or {}) else 1. for name in graph.params}
 
 def _complete(graph, masks):
@@ -132,7 +125,7 @@ def effective_density(model,            # a network, or its `PathGraph`
                       skips: bool = True, # whether identity shortcuts count as ways
                      ) -> float: # in [0, 1]
     "Kept weights on a complete path, over all weights."
-    graph, masks = _given(model, masks, input_size)
+    graph, masks = graph_and_masks(model, input_size, masks)
     masks = _complete(graph, masks)
     return (masks.kept - sum(masks.report(graph, skips).lost.values()))/graph.total
 
@@ -146,7 +139,7 @@ def flops(model,            # a network, or its `PathGraph`
     "Multiply-adds of the kept weights at their output positions, biases and all else apart."
     if granularity not in ('weight', 'kernel'):
         raise ValueError(f"granularity must be 'weight' or 'kernel', got {granularity!r}")
-    (graph, masks), counts = _given(model, masks, input_size), {}
+    (graph, masks), counts = graph_and_masks(model, input_size, masks), {}
     for layer in graph.layers:
         mask, (G, O, I, K) = _mask_of(layer, masks), layer.size
         if mask is None: kept = G*O*I*K
@@ -188,7 +181,7 @@ def summary(model,            # a network, or its `PathGraph`
             skips: bool = False, # whether identity shortcuts count as ways (for paths, widths and trace)
            ) -> Table:
     "Everything there is to say about a masked network: one row a layer, and totals."
-    graph, masks = _given(model, masks, input_size)
+    graph, masks = graph_and_masks(model, input_size, masks)
     wide, cost = widths(graph, masks, skips=skips), flops(graph, masks, by='layer')
     flow, every = path_flow(graph, masks, 2, skips), _complete(graph, masks)
     parts = flow.trace_by_layer()
@@ -271,7 +264,7 @@ def list_paths(model,            # a network, or its `PathGraph`
                most: int = 10_000, # refuse to list more
               ) -> Paths: # raises ValueError where there are more than `most`
     "Every path from an input to an output through kept weights."
-    graph, masks = _given(model, masks, input_size)
+    graph, masks = graph_and_masks(model, input_size, masks)
     n = exact_count(graph, masks, skips)
     if n > most: raise ValueError(
         f"this network has {_cell(n)} paths, more than most={most:,}; take a smaller network or fewer weights, raise "

@@ -44,6 +44,7 @@ class Scaled:
     @property
     def key(self): return self.e.item(), self.m.item() # single numbers sort by it
 
+# %% ../nbs/22_scaled.ipynb #503b093b
 def _scaled(x): return x if isinstance(x, Scaled) else Scaled.of(x)
 
 # %% ../nbs/22_scaled.ipynb #bd57f0ca

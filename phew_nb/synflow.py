@@ -9,7 +9,7 @@ __all__ = ['synflow', 'synflow_l2']
 import torch
 from torch import Tensor, nn
 from .scaled import Scaled, pow2
-from .flow import Edges, _alone, _places, flow_through, is_wide
+from .flow import Edges, flow_through, is_wide
 from .linearised import linearised
 from .graph import Layer, PathGraph
 from .masks import Masks, unwrapped
@@ -146,8 +146,8 @@ def _edge_gradients(flow):
     for layer in flow.graph.layers if float(flow.total.m) else ():
         if layer.name not in flat: continue
         ends, grad = (flow.ends(layer)/flow.total).plain()[..., None].expand(layer.size), flat[layer.name]
-        if _alone(layer): grad.as_strided(layer.size, layer.stride, layer.offset).add_(ends)
-        else: grad.index_add_(0, _places(layer).expand(layer.size).reshape(-1), ends.reshape(-1))
+        if layer.alone: layer.arranged(grad).add_(ends)
+        else: grad.index_add_(0, layer.places().reshape(-1), ends.reshape(-1))
     return {name: flat[name].as_strided(p.shape, p.stride()) for name, p in params.items()}
 
 # %% ../nbs/41_synflow.ipynb #8cc4e6ba

@@ -17,11 +17,15 @@ from torch.nn.utils import parametrizations
 
 import phew_nb.walks as walks_module
 from awkward import Program, kinds
+from phew_nb.flow import path_flow
 from phew_nb.graph import TraceError, trace
 from phew_nb.masks import Masks
+from phew_nb.metrics import list_paths
 from phew_nb.models import mlp, resnet20, vgg19
-from phew_nb.walks import (_Table, _Walker, draw_paths, expected_visits, expected_walks, phew, uniforms, walk_keys,
-                           walk_order)
+from phew_nb.draws import MassTable
+from phew_nb.reach import reachable
+from phew_nb.steps import FirstVisits, Walker
+from phew_nb.walks import (draw_paths, expected_visits, expected_walks, phew, uniforms, walk_keys, walk_order)
 from slow_walks import END, Law, Net
 
 inf = math.inf
@@ -226,7 +230,7 @@ def check_law(name, n, kind='plain', masks=False, powers=powers):
     _, graph, net, masks = build(name, kind, masks)
     for power, fork, skips in itertools.product(powers, ('uniform', 'weight'), (False, True)):
         if skips and name not in with_skips: continue
-        walker, law = _Walker(graph, masks, power, fork, skips), Law(net, power, fork, skips)
+        walker, law = Walker(graph, masks, power, fork, skips), Law(net, power, fork, skips)
         check_counts(list(path_cells(walker, law, n)))
 
 sizes = pytest.mark.parametrize('n', [4000, pytest.param(100_000, marks=pytest.mark.slow)])
@@ -248,7 +252,7 @@ def test_masked_weights(name, n): check_law(name, n // 2, masks=True)
 @pytest.mark.parametrize('name', ['fork', 'outputs', 'flat'])
 def test_one_direction(name, direction):
     _, graph, net, _ = build(name)
-    check_counts(list(path_cells(_Walker(graph, direction=direction), Law(net), 4000, direction)))
+    check_counts(list(path_cells(Walker(graph, direction=direction), Law(net), 4000, direction)))
 
 def test_starts_go_round():
     model, graph, net, _ = build('outputs')
@@ -280,7 +284,7 @@ def test_visits_are_exact(name):
             check_visits(graph, masks, power, fork, name in with_skips)
 
 def check_visits(graph, masks, power, fork, skips):
-    law, walker = Law(Net.of(graph, masks), power, fork, skips), _Walker(graph, masks, power, fork, skips)
+    law, walker = Law(Net.of(graph, masks), power, fork, skips), Walker(graph, masks, power, fork, skips)
     for side in walker.sides:
         units, rates = side.visit_rates()
         starts = law.starts(side.forward)
@@ -298,17 +302,6 @@ def check_visits(graph, masks, power, fork, skips):
             expected = torch.tensor([weights[i, *at] for at in where])
             torch.testing.assert_close(side.chance_of(i, rates[i], g, o, c, k).float(), expected, rtol=1e-5, atol=1e-9)
             assert torch.equal(side.possible(i, rates[i]).reshape(-1), expected > 0)
-
-@pytest.mark.parametrize('power', [1, -1])
-def test_visits_counted(power):
-    "Lemma 3 in numbers: visits of 40,000 walks to the units of a convolutional network, against their expectation."
-    model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 20, 3, groups=2), nn.Flatten(), L(20*16, 10))
-    zeroed(model, 'some')
-    graph, n, count = trace(model, (3, 8, 8)), 40_000, Counter()
-    for path in draw_paths(graph, n, seed=1, power=power): count.update([path[0][0], *(step[1] for step in path)])
-    visits = expected_visits(graph, power=power)
-    for layer in graph.layers: assert abs(float(visits[layer.dst].sum()) - 1) < 1e-9 # every walk crosses it once
-    check_counts([(count[u], n, float(visits[u])) for u in range(graph.n_units)])
 
 # --- the law of pruning -----------------------------------------------------------------------------------------------
 
@@ -400,7 +393,7 @@ def replay(graph, target, seed, granularity='weight', masks=None, **kwargs):
     return held, walk, before
 
 def one_walk(graph, t, seed, masks, **kwargs):
-    walker = _Walker(graph, masks, **kwargs)
+    walker = Walker(graph, masks, **kwargs)
     for i, _, g, o, c, k in walker.visits(t, 1, seed):
         layer = graph.nodes[i]
         yield layer.name, int(layer.index(g, o, c, k))
@@ -413,7 +406,7 @@ choices = [{}, dict(power=-1), dict(power=0, fork='weight'), dict(power=2, direc
 def test_smallest_number_of_whole_walks(name, kwargs):
     _, graph, _, masks = build(name, masks=True)
     if graph.live(masks).sum() == 0: masks = None
-    most = sum(int(m.sum()) for m in walks_module._reachable(_Walker(graph, masks, **kwargs)).values())
+    most = sum(int(m.sum()) for m in reachable(Walker(graph, masks, **kwargs)).values())
     for target in {1, most // 4 + 1, most // 2 + 1, 3*most // 4 + 1}:
         held, n, before = replay(graph, target, 7, masks=masks, **kwargs)
         order = walk_order(graph, kept=most - 1, seed=7, masks=masks, **kwargs)
@@ -448,7 +441,7 @@ def test_batches_and_threads_change_nothing(monkeypatch):
         expected = walk_order(graph, .1, seed=1, **kwargs)
         for batch in lambda *a: 1 + rng.randrange(40), lambda *a: 5000:
             with monkeypatch.context() as m:
-                m.setattr(walks_module, '_batch', batch)
+                m.setattr(walks_module, 'batch_size', batch)
                 assert_same_order(walk_order(graph, .1, seed=1, **kwargs), expected)
     model, threads = vgg19(10, width=.5, seed=0), torch.get_num_threads()
     expected = walk_order(model, .05, (3, 32, 32), seed=1)
@@ -616,7 +609,7 @@ def test_width_of_resnet20():
 def rows_table(rows, power, holes=False, kernel=1):
     "A table over the rows of a matrix."
     R, n = rows.shape
-    return _Table(rows.contiguous().view(-1), (1, R, n//kernel, kernel), (0, n, kernel, 1), 0, float(power), holes)
+    return MassTable(rows.contiguous().view(-1), (1, R, n//kernel, kernel), (0, n, kernel, 1), 0, float(power), holes)
 
 def adversarial(n=70):
     rows = torch.zeros(9, n)
@@ -650,17 +643,6 @@ def test_adversarial_rows(power, dtype, n):
             law[ok] = p/p.sum()
             count = torch.bincount(drawn, minlength=length)
             check_counts([(int(c), n, float(q)) for c, q in zip(count, law)], bound=1e-6)
-
-def test_the_ends_of_the_unit_interval():
-    "The smallest and the largest random number draw the first and the last weight that is not zero."
-    u = torch.tensor([0., 2.**-53, 1 - 2.**-53, 1.])
-    for power in 1, 2, .5:
-        for rows in torch.tensor([[0., 0, 1, 0, 2, 0]]), adversarial()[2:3], \
-                torch.tensor([[0.]*9 + [5e-324] + [0.]*9], dtype=torch.double):
-            table = rows_table(rows, power)
-            some = rows[0].nonzero().view(-1)
-            drawn = table.draw(torch.zeros(4, dtype=torch.long), u.double())
-            assert set(drawn.tolist()) <= set(some.tolist()) and drawn[0] == some[0] and drawn[3] == some[-1]
 
 def plain(*sizes, seed=0):
     "An MLP without biases, weights of mixed sign."
@@ -768,19 +750,6 @@ def test_bad_choices():
     order = walk_order(model, .3, (6,))
     with pytest.raises(ValueError, match='max_density'): order.masks(.9)
 
-def test_reach_is_asked_again_only_where_walks_make_no_headway(monkeypatch):
-    "Which takes long for a large network, and is of no use while new weights come in."
-    asked, model = [], mlp((3, 400, 3), seed=0)
-    monkeypatch.setattr(walks_module, '_check_reach', lambda order, target: asked.append(order.n_walks) or 2**30)
-    monkeypatch.setattr(walks_module, '_batch', lambda order, target: 2**19)
-    walker = _Walker(trace(model, (3,)))
-    order = walks_module._Order(walker)
-    order.n_walks, order.new = 2**20, torch.ones(2**20, dtype=torch.long)
-    assert not walks_module._is_far(order, 2**22) and walks_module._is_far(order, 2**23)
-    order.new[-2**16:] = 0
-    assert walks_module._is_far(order, 2**20 + 1) and not walks_module._is_far(order, 2**20 - 2**16)
-    phew(model, .9, (3,)); assert not asked
-
 def test_out_of_reach():
     "The message names the largest density and the layers; the number is exact."
     model = plain(6, 8, 8, 4)
@@ -824,30 +793,6 @@ def test_one_layer():
         for granularity in 'weight', 'kernel':
             masks = phew(model, .3, size, granularity=granularity)
             assert 0 <= masks.kept - round(.3*masks.total) < (1 if granularity == 'weight' else 9)
-
-def test_greedy():
-    "Greedy walks have few paths: their union, with a warning."
-    model = plain(10, 12, 12, 5)
-    graph = trace(model, (10,))
-    a, b, c = (w.abs() for w in weights(model))
-    union = {n: torch.zeros(p.shape, dtype=torch.bool) for n, p in graph.params.items()}
-    for unit in range(10):
-        for w, m in zip((a, b, c), union.values()):
-            m[w[:, unit].argmax(), unit] = True
-            unit = int(w[:, unit].argmax())
-    for unit in range(5):
-        for w, m in zip((c, b, a), reversed(union.values())):
-            m[unit, w[unit].argmax()] = True
-            unit = int(w[unit].argmax())
-    union = Masks(union)
-    words = f'they hold {union.kept:,} weights, not {round(.9*graph.total)}'
-    with pytest.warns(UserWarning, match=words): assert phew(graph, .9, power=inf) == union
-    with pytest.warns(UserWarning, match='they hold'): assert phew(graph, 1., power=inf) == union
-    with pytest.warns(UserWarning, match='they hold'): order = walk_order(graph, .9, power=inf)
-    assert order.masks(.5) == union and is_within(order.masks(.02), union) and order.masks(.02).kept < 15
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        assert phew(graph, kept=union.kept, power=inf) == union
 
 def test_hopeless_densities_end():
     "Weights whose probability is next to zero are not waited for."
@@ -947,7 +892,7 @@ def test_kernels_of_any_shape(make):
     model, size = make()
     graph = trace(model, size)
     for kwargs in {}, dict(granularity='kernel'), dict(power=-1):
-        walker, target = _Walker(graph, power=kwargs.get('power', 1)), round(.3*graph.total)
+        walker, target = Walker(graph, power=kwargs.get('power', 1)), round(.3*graph.total)
         held, n, before = replay(graph, target, 2, **kwargs)
         order = walk_order(graph, .3, seed=2, **kwargs)
         assert memory_places(order.masks(.3), graph) == held and order.n_walks == n and len(before) < target
@@ -1031,7 +976,7 @@ def check_random(graph, masks, density, seed, granularity, kwargs):
     got = order.masks(density)
     got_places = {(n, i) for n, m in got.items() for i in m.reshape(-1).nonzero().view(-1).tolist()}
     # one walk after the other: whole paths, whose union stops just where it should
-    walker, held, numbers = _Walker(graph, masks, **kwargs), set(), {id(node): n for n, node in enumerate(graph.nodes)}
+    walker, held, numbers = Walker(graph, masks, **kwargs), set(), {id(node): n for n, node in enumerate(graph.nodes)}
     taken = [[] for _ in range(order.n_walks)]
     for i, walks, *where in walker.visits(0, order.n_walks, seed):
         for t, *at in zip(walks.tolist(), *(w.tolist() for w in where)): taken[t].append((i, *at))
@@ -1041,9 +986,9 @@ def check_random(graph, masks, density, seed, granularity, kwargs):
         held |= {p for p in law.conserved(path, granularity) if p[0] in counted}
     assert held == got_places and len(held) == got.kept >= target
     # the same in any batches, smaller densities nested
-    old, walks_module._batch = walks_module._batch, lambda *a: 7
+    old, walks_module.batch_size = walks_module.batch_size, lambda *a: 7
     try: assert_same_order(walk_order(graph, density, seed=seed, **both), order)
-    finally: walks_module._batch = old
+    finally: walks_module.batch_size = old
     small = order.masks(density/2)
     assert is_within(small, got) and small == phew(graph, density/2, seed=seed, **both)
     if masks is not None: assert is_within(got, masks)
@@ -1056,3 +1001,80 @@ def test_visits_in_random_networks(channels, program, head, kwargs, seed):
         masks = some_masks(graph, .8, seed) if seed % 3 == 0 else None
     assume(graph.live(masks, kwargs['skips']).any())
     check_visits(graph, masks, kwargs['power'], kwargs['fork'], kwargs['skips'])
+
+# --- scores, whole paths, where the round begins -----------------------------------------------------------------------
+
+def path_odds(graph, masks, power, skips):
+    "{(parameter, place), ... of a path: probability} by the products of all paths that there are."
+    paths, odds = list_paths(graph, masks, skips=skips), Counter()
+    names = [(name, at) for name, columns in paths.columns.items() for at in range(columns.stop - columns.start)]
+    for used, product in zip(paths.weights, paths.products): odds[tuple(sorted(names[i] for i in used))] += abs(float(product))**power
+    total = sum(odds.values())
+    return {path: p/total for path, p in odds.items()}
+
+@sizes
+@pytest.mark.parametrize('name', networks)
+def test_whole_paths_by_their_product(name, n):
+    for (kind, masked), power in itertools.product((('plain', False), ('some', False), ('plain', True)), (1, 2, 0)):
+        _, graph, _, masks = build(name, kind, masked)
+        skips = name in with_skips and power != 1
+        odds, count = path_odds(graph, masks, power, skips), Counter()
+        for path in draw_paths(graph, n//2, masks=masks, law='paths', power=power, skips=skips):
+            count[tuple(sorted(step[2:] for step in path))] += 1
+        check_counts([(count[path], n//2, odds.get(path, 0.)) for path in odds.keys() | count.keys()])
+
+@pytest.mark.parametrize('name', networks)
+def test_whole_paths_visit_by_their_share(name):
+    for (kind, masked), power in itertools.product((('plain', False), ('tiny', False), ('plain', True)), (0, 1, 2)):
+        _, graph, _, masks = build(name, kind, masked)
+        flow = path_flow(graph, masks, power)
+        visits = expected_visits(graph, masks=masks, law='paths', power=power)
+        torch.testing.assert_close(visits, (flow.by_unit()/flow.total).plain(), rtol=1e-9, atol=1e-12)
+
+@pytest.mark.parametrize('kwargs', choices + [dict(skips=True, fork='weight'), dict(law='paths'), dict(start='seed')])
+@pytest.mark.parametrize('name', ['convs', 'skip', 'grouped', 'shared', 'flat'])
+def test_magnitudes_as_scores_change_nothing(name, kwargs):
+    model, graph, _, masks = build(name, masks=True)
+    scores = {n: p.detach().abs() for n, p in graph.params.items()}
+    both = dict(kwargs, masks=masks, seed=3)
+    if kwargs.get('law') == 'paths': # what flow sees are the weights; scores take their place
+        with torch.no_grad():
+            for p in graph.params.values(): p.abs_()
+    expected = draw_paths(graph, 200, **{k: v for k, v in both.items() if k != 'granularity'})
+    target = len({step[2:] for path in expected[:5] for step in path if step[2] in graph.params})
+    order = walk_order(graph, kept=target, **both)
+    with torch.no_grad():
+        for p in graph.params.values(): p.mul_(-3).add_(1) # weights that are not looked at
+    if kwargs.get('fork') != 'weight' and kwargs.get('law') != 'paths':
+        scores = {n: s*(2.**i) for i, (n, s) in enumerate(scores.items())}
+    assert_same_order(walk_order(graph, kept=target, scores=scores, **both), order)
+
+def test_scores_of_zero_are_drawn_uniformly():
+    graph = trace(plain(4, 6, 3), (4,))
+    scores = {n: torch.zeros_like(p) for n, p in graph.params.items()}
+    masks = {'hidden1.linear.weight': torch.ones(6, 4).bool()}
+    masks['hidden1.linear.weight'][:3, 0] = False
+    count = Counter(path[0][1] - 4 for path in draw_paths(graph, 9000, scores=scores, masks=masks, direction='forward')
+                    if path[0][0] == 0)
+    check_counts([(count[u], 9000//4, (u >= 3)/3) for u in range(6)])
+
+def test_scores_stand_in_for_weights_that_are_not_finite():
+    graph = trace(plain(4, 6, 3), (4,))
+    scores = {n: torch.rand(p.shape) for n, p in graph.params.items()}
+    expected = phew(graph, .3, scores=scores)
+    with torch.no_grad(): graph.params['head.weight'][0, 0] = inf
+    assert phew(graph, .3, scores=scores) == expected
+    for bad, words in ((None, 'NaN or infinite'), (dict(list(scores.items())[:1]), "no scores for 'head.weight'"),
+                       (scores | {'head.weight': scores['head.weight'].T}, 'have shape')):
+        for f in phew, walk_order, expected_walks:
+            with pytest.raises(ValueError, match=words): f(graph, .3, scores=bad)
+
+def test_the_round_begins_where_the_seed_says():
+    graph, begins = trace(plain(40, 6, 30), (40,)), set()
+    for seed in range(20):
+        paths = draw_paths(graph, 8, seed=seed, start='seed')
+        for units, n in (([p[0][0] for p in paths[::2]], 40), ([p[-1][1] for p in paths[1::2]], 30)):
+            assert all((b - a) % n == 1 for a, b in zip(units, units[1:]))
+        begins.add(paths[0][0][0])
+    assert len(begins) > 10
+    assert phew(graph, .2, seed=1, start='seed') == walk_order(graph, .5, seed=1, start='seed').masks(.2)
