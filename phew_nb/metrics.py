@@ -35,20 +35,22 @@ def path_trace(model,            # a network, or its `PathGraph`
                skips: bool = False, # whether identity shortcuts count as ways
                spatial: bool = False, # the authors' variant: an image of ones through the squared network
                by: str = None,   # None, 'layer' or 'weight'
+               square_means: bool = True, # with `spatial`: average pooling by squared weights too? (the authors: no)
               ): # `Scaled`: .log10, float(); or parameter name -> `Scaled`; raises ValueError on masks of another model
     "The trace of the path kernel, zero where there is no path."
-    if spatial: return _spatial_trace(model, masks, input_size, by)
+    if spatial: return _spatial_trace(model, masks, input_size, by, square_means)
     graph, masks = graph_and_masks(model, input_size, masks)
     flow = path_flow(graph, masks, 2, skips)
     return _pick(by, layer=flow.trace_by_layer, weight=flow.trace_by_weight) or flow.trace()
 
 # %% ../nbs/44_metrics.ipynb #d7319a03
-def _spatial_trace(model, masks, input_size, by):
+def _spatial_trace(model, masks, input_size, by, square_means):
     if isinstance(model, PathGraph): raise ValueError(
         "spatial=True sends an image through the network: give the network itself (and its PathGraph as input_size)")
     graph, masks = graph_and_masks(model, input_size, masks)
-    net = linearised(model, 2, masks=masks, graph=graph)
-    _, grads = net.gradients(*map(torch.ones_like, graph.example))
+    net = linearised(model, 2, masks=masks, graph=graph, square_means=square_means, every_row=True)
+    ones = net.ones(graph)
+    _, grads = net.gradients(**ones) if isinstance(ones, dict) else net.gradients(*ones)
     parts = {}
     for name in dict.fromkeys(layer.name for layer in graph.layers):
         kept = grads[name].cpu() if name not in (masks or {}) else grads[name].cpu()*masks[name].cpu()

@@ -74,17 +74,17 @@ def _flow_steps(graph, s, steps, gradients, watch):
 
 # %% ../nbs/41_synflow.ipynb #95599e79
 def _ones(net, graph, input_size):
-    "Inputs of ones."
-    if not isinstance(input_size, PathGraph) and input_size is not None: return net.ones(input_size)
-    example = getattr(graph, 'example', ())
-    if not example: raise ValueError(
+    "Inputs of ones: positional ones, and those by name."
+    if not isinstance(input_size, PathGraph) and input_size is not None: return net.ones(input_size), {}
+    if not getattr(graph, 'example', ()): raise ValueError(
         "this graph does not know the size of its inputs: give input_size instead, or use spatial=False")
-    return tuple(torch.ones_like(x) if x.is_floating_point() else x for x in example)
+    inputs = net.ones(graph)
+    return ((), inputs) if isinstance(inputs, dict) else (inputs, {})
 
 def _balance(model, graph, s, power):
     "The linearised network with balanced weights, which become those of `s`."
     alive = s.split(s.alive)
-    net = linearised(model, power, s.theta.dtype, alive, graph)
+    net = linearised(model, power, s.theta.dtype, alive, graph, every_row=True)
     for name, p in s.params.items():
         s.views[name].data.copy_(net.weights[name].detach())
         if s.factor is s.theta: continue
@@ -100,13 +100,13 @@ class _ByPixels:
             "spatial=True runs the network: give the network itself as model, and its graph as input_size; "
             "or use spatial=False")
         self.model, self.graph, self.s, self.power = unwrapped(model), graph, s, power
-        self.net = linearised(self.model, power, s.theta.dtype, masks or None)
-        self.inputs, info = _ones(self.net, graph, input_size), torch.finfo(s.theta.dtype)
+        self.net = linearised(self.model, power, s.theta.dtype, masks or None, traced=graph, every_row=True)
+        (self.args, self.kwargs), info = _ones(self.net, graph, input_size), torch.finfo(s.theta.dtype)
         self.low, self.high = info.tiny**.5, info.max**.5
 
     def total(self):
         self.net.weights.update(self.s.views)
-        try: return self.net.total(*self.inputs)
+        try: return self.net.total(*self.args, **self.kwargs)
         except OverflowError: return torch.tensor(torch.inf)
 
     def __call__(self):

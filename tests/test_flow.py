@@ -321,13 +321,25 @@ def test_attention_is_a_sum_of_its_ways():
     assert grads['self_attn.in_proj_weight'].any() and grads['linear1.weight'].any()
 
 def test_what_has_no_linear_version_is_refused():
-    class Recurrent(nn.Module):
+    class Spectral(nn.Module):
         def __init__(self):
             super().__init__()
-            self.lstm = nn.LSTM(2, 3)
-        def forward(self, x): return self.lstm(x)[0]
-    with pytest.raises(ValueError, match="'lstm' has no linear version; use spatial=False"):
-        linearised(Recurrent())(torch.ones(4, 1, 2))
+            self.fc = nn.Linear(2, 3)
+        def forward(self, x): return torch.fft.rfft(self.fc(x)).abs()
+    with pytest.raises(ValueError, match="'aten._fft_r2c.default' has no linear version; use spatial=False"):
+        linearised(Spectral())(torch.ones(4, 2))
+
+def test_recurrent_layers():
+    "A cell by hand, in sums: of the gates all four, of the state before."
+    lstm = nn.LSTM(2, 3).double()
+    w, u = lstm.weight_ih_l0.detach().abs(), lstm.weight_hh_l0.detach().abs()
+    h, c, outs = torch.zeros(1, 3).double(), None, []
+    for x in torch.ones(4, 1, 2).double():
+        i, f, g, o = (x @ w.T + h @ u.T).chunk(4, 1)
+        c = i + g + (0 if c is None else f + c) # (the first state is a constant of zeros, which scales its gate)
+        h = o + c
+        outs.append(h)
+    torch.testing.assert_close(linearised(lstm)(torch.ones(4, 1, 2))[0].detach(), torch.stack(outs))
 
 def test_masks_are_taken_from_the_model():
     model = mlp([3, 4, 2], seed=0)
