@@ -255,7 +255,7 @@ class Grow(Callback):
 @patch
 def is_due(self:Grow) -> bool: # for the step that comes
     "Whether weights are exchanged in place of the next step."
-    if (self.steps + 1) % self.every: return False
+    if (self.steps + 1) % self.every or hasattr(self.learn, 'lr_finder'): return False
     if self.method == 'granet': return Masks.of(self.model).kept > self.goal() or self.is_early()
     return self.frac > 0 and self.is_early()
 

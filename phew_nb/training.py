@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['recipes', 'optimizers', 'Recipe', 'as_code', 'find_recipe', 'Optim', 'opt_func', 'ArraySet', 'ArrayDL',
            'data_loaders', 'RecipeSchedule', 'check_ranks', 'KeepMasks', 'Sparse', 'StopIfNotFinite', 'EpochRecord',
-           'quiet', 'history', 'SparseLearner', 'deterministic', 'ShardDL', 'Shards', 'Amp', 'sparse_learner',
-           'Checkpoint']
+           'quiet', 'history', 'SparseLearner', 'deterministic', 'ShardDL', 'Shards', 'Amp', 'KeepTogether', 'Compiled',
+           'sparse_learner', 'Checkpoint']
 
 # %% ../nbs/51_training.ipynb #ec4bd8e8
-import math, os, sys, time, torch
+import math, os, sys, time, torch, warnings
 import numpy as np
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -106,10 +106,12 @@ class Optim(OptimWrapper):
     @property
     def hypers(self): return [_Hypers(self, i, values) for i, values in enumerate(super().hypers)]
 
-def opt_func(recipe:Recipe # its optimizer, momentum and weight decay
+def opt_func(recipe:Recipe, # its optimizer, momentum and weight decay
+             fused:bool=False, # all parameters in one operation, as GPUs do it fastest?
             ): # what a Learner takes as `opt_func`
     "The optimizer of a recipe, for a fastai Learner."
-    return partial(Optim, **look_up(optimizers, recipe.optimizer, 'optimizer')(recipe))
+    more = dict(fused=True) if fused else {}
+    return partial(Optim, **look_up(optimizers, recipe.optimizer, 'optimizer')(recipe), **more)
 
 # %% ../nbs/51_training.ipynb #68717711
 class ArraySet:
@@ -371,7 +373,10 @@ class SparseLearner(Resumable):
     recipe, deterministic = None, False
 
     def fit(self, *args, **kwargs):
-        with deterministic(self.deterministic): return super().fit(*args, **kwargs)
+        try:
+            with deterministic(self.deterministic): return super().fit(*args, **kwargs)
+        finally:
+            for cb in self._grab_cbs(KeepTogether): cb.after_fit()
 
     def fit_recipe(self,
                    epochs:int=None, # length of the run; None: the recipe's. The drops are scaled to it
@@ -458,6 +463,52 @@ def _speedups(model, device, amp, channels_last):
     if channels_last is None: channels_last = _lays_channels_last(model, device)
     return [ChannelsLast()]*channels_last + ([Amp(amp)] if amp else [])
 
+# %% ../nbs/51_training.ipynb #857cabc9
+class KeepTogether(KeepMasks):
+    "Keeps masked weights at zero by one operation over all gradients and one over all weights."
+    def before_fit(self):
+        super().before_fit()
+        Masks.release(self.model)
+        self.pairs = None
+    def after_fit(self):
+        if Masks.of(self.model) is not None: Masks.of(self.model).keep(self.model)
+    def after_backward(self):
+        pairs = [(p.grad, mask) for p, mask in self.masked() if p.grad is not None]
+        if pairs: torch._foreach_mul_(*map(list, zip(*pairs)))
+    @torch.no_grad()
+    def after_step(self): torch._foreach_mul_(*map(list, zip(*self.masked())))
+
+@patch
+def masked(self:KeepTogether) -> list: # pairs of a parameter and its mask, as numbers laid out like it
+    "The parameters with masks; made anew when the masks are others."
+    if self.pairs is None or self.pairs[0] is not self.masks:
+        params = dict(unwrapped(self.model).named_parameters(remove_duplicate=False))
+        masks = self.masks or Masks.of(self.model)
+        as_numbers = lambda name: torch.empty_like(params[name], requires_grad=False).copy_(masks[name])
+        self.pairs = self.masks, [(params[name], as_numbers(name)) for name in masks]
+    return self.pairs[1]
+
+# %% ../nbs/51_training.ipynb #85c61ebe
+class Compiled(Callback):
+    "Compiles a network in place before it is trained."
+    order = 4 # before masks are kept and the model is wrapped
+    def before_fit(self):
+        model = unwrapped(self.model)
+        if getattr(model, '_compiled_call_impl', None) is None: model.compile(dynamic=False, mode=self.mode)
+    def before_batch(self):
+        if self.mode: torch.compiler.cudagraph_mark_step_begin()
+    @property
+    def mode(self): return 'reduce-overhead' if self.dls.device.type == 'cuda' else None
+
+def _can_compile(device):
+    "Whether torch.compile works here; a warning says why not."
+    try: torch.compile(lambda t: t.sin() + 1)(torch.zeros(3, device=device))
+    except Exception as e:
+        warnings.warn(f"compile=True is left out, since torch.compile does not work here: {str(e).splitlines()[0]}")
+        return False
+    return True
+
+# %% ../nbs/51_training.ipynb #dc01712e
 def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
                    model:nn.Module, # the network, changed in place
                    masks:Masks=None, # its masks; None: those it remembers, if any
@@ -465,6 +516,7 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
                    amp:str=None, # mixed precision: 'bf16' or 'fp16'
                    channels_last:bool=None, # channels last? None: if there are convolutions, and none unsafe
                    deterministic:bool=False, # deterministic algorithms only?
+                   compile:bool=False, # run the network by torch.compile, and zero all masked weights at once?
                    cbs=(), # further callbacks
                    **kwargs, # of fastai's `Learner`
                   ) -> SparseLearner: # `learn.fit_recipe()` trains it; raises ValueError where the masks do not fit
@@ -474,9 +526,13 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
     regression = getattr(getattr(dls.train_ds, 'data', None), 'is_regression', False)
     loss, metric = (MSELossFlat(), mse) if regression else (CrossEntropyLossFlat(), accuracy)
     ours = [RecipeSchedule(recipe), StopIfNotFinite(), EpochRecord(), Shards()]
-    ours += _speedups(model, torch.device(dls.device or 'cpu'), amp, channels_last)
-    if masks is not None: ours.append(KeepMasks(masks))
-    kwargs = dict(loss_func=loss, metrics=metric, lr=recipe.lr, opt_func=opt_func(recipe), wd_bn_bias=True) | kwargs
-    learn = SparseLearner(dls, model, cbs=[*ours, *L(cbs)], **kwargs)
+    device = torch.device(dls.device or 'cpu')
+    ours += _speedups(model, device, amp, channels_last)
+    compile = compile and _can_compile(device)
+    if compile: ours.append(Compiled())
+    if masks is not None: ours.append((KeepTogether if compile else KeepMasks)(masks))
+    fused = compile and device.type == 'cuda'
+    usual = dict(loss_func=loss, metrics=metric, lr=recipe.lr, opt_func=opt_func(recipe, fused), wd_bn_bias=True)
+    learn = SparseLearner(dls, model, cbs=[*ours, *L(cbs)], **usual | kwargs)
     learn.recipe, learn.deterministic = recipe, deterministic
     return learn

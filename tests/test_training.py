@@ -19,7 +19,7 @@ from phew_nb.data import digits
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20
 from phew_nb.pruners import prune
-from phew_nb.training import KeepMasks, Recipe, Sparse, data_loaders, history, quiet, sparse_learner
+from phew_nb.training import KeepMasks, KeepTogether, Recipe, Sparse, data_loaders, history, quiet, sparse_learner
 
 torch.set_num_threads(1)
 data = digits().subset(20, seed=0, n_test_per_class=10)
@@ -340,3 +340,55 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     torch.save({'model': 1}, tmp_path/'other.pt')
     with quiet(learn), pytest.raises(ValueError, match='is not a checkpoint'):
         learn.fit_recipe(1, checkpoint=tmp_path/'other.pt')
+
+# compiled
+
+def works(f):
+    try: return f() is not None
+    except Exception: return False
+
+@pytest.mark.skipif(not works(lambda: torch.compile(lambda t: t.sin() + 1)(torch.zeros(3))), reason='no compiler works here')
+def test_compiled_equals_eager():
+    "The same weights, up to rounding; masked ones zero after every step; the masks are guarded afterwards."
+    nets = []
+    for options in dict(), dict(compile=True):
+        model = mlp([64, 16, 10], seed=0)
+        masks = random_masks(model)
+        learn = sparse_learner(data_loaders(data, 50, device='cpu'), model, masks, Recipe(epochs=2, lr=.05),
+                               cbs=LookAtEveryStep(masks), **options)
+        with quiet(learn): learn.fit_recipe()
+        assert learn.look_at_every_step.steps == 8
+        nets.append(model)
+    assert nets[1]._compiled_call_impl is not None
+    for a, b in zip(*(net.parameters() for net in nets)): torch.testing.assert_close(a, b)
+    nets[1](data.train.x[:5].flatten(1).float()).sum().backward()
+    for name, mask in masks.items(): assert (nets[1].get_parameter(name).grad[~mask] == 0).all()
+
+def test_masks_kept_together_are_those_kept_one_by_one():
+    nets = []
+    for keep in KeepMasks, KeepTogether:
+        model = mlp([64, 16, 10], bn=True, seed=0)
+        masks = random_masks(model)
+        learn = Learner(data_loaders(data, 50, device='cpu'), model, CrossEntropyLossFlat(), cbs=keep(masks), lr=.01)
+        with quiet(learn): learn.fit(2, cbs=[LookAtEveryStep(masks), GradientClip(.5)])
+        nets.append(model.state_dict())
+    for name, t in nets[0].items(): assert torch.equal(t, nets[1][name]), name
+
+def test_without_a_compiler_a_warning_says_so(monkeypatch):
+    def broken(*args, **kwargs): raise RuntimeError('no C++ compiler')
+    monkeypatch.setattr(torch, 'compile', broken)
+    with pytest.warns(UserWarning, match='does not work here: no C..'):
+        learn = sparse_learner(data_loaders(data, 50, device='cpu'), mlp([64, 8, 10], seed=0), compile=True)
+    with quiet(learn): learn.fit_recipe(1)
+
+# frozen
+
+@pytest.mark.parametrize('first', ['frozen', 'free'])
+def test_fine_tune_freezes_and_unfreezes(first):
+    learn = vision_learner(block_loaders(16), resnet18, pretrained=False, cbs=Sparse('phew', .05))
+    if first == 'free': learn.unfreeze()
+    with quiet(learn): learn.fit(1)
+    masks = learn.sparse.masks
+    with quiet(learn): learn.fine_tune(1, cbs=LookAtEveryStep(masks))
+    assert_zero(learn.model, masks)
+    assert all(p.requires_grad for p in learn.model.parameters()) and Masks.of(learn.model) == masks
