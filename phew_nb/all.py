@@ -26,5 +26,8 @@ from .iterative import *
 from .grow import *
 from .config import *
 from .experiments import *
+from .store import *
+from .together import *
+from .sweep import *
 from .plots import *
 from .reports import *

@@ -1,14 +1,13 @@
-"Runs, records and sweeps: what is interrupted or fails loses nothing else."
-import json, math, os, signal, subprocess, sys, time, warnings
+"Runs: what decides them, and that they can be repeated and gone on with."
+import json, warnings
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np, pandas as pd, pytest, torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
 
 from phew_nb import experiments as E
-from phew_nb.experiments import Config, append_line, grid, load_results, read_records, run, run_name, sweep
-from phew_nb.training import Recipe
+from phew_nb.experiments import Config, grid, read_records, run, run_name
+from phew_nb.training import Callback, Recipe
 
 small = dict(hidden=(20,), epochs=1, per_class=10, test_per_class=5)
 config = Config(method='magnitude', density=.2, **small)
@@ -57,75 +56,42 @@ def test_names_of_existing_records():
     assert run_name(Config('mnist_transform', 'mlp', hidden=(300, 300), bn=True)) == '19e7a6cac580'
     assert run_name(Config('cifar10', 'resnet20', 'gmp', .05, width=.5, amp='bf16', init='normal')) == 'e43746aadfce'
 
-# records
+def test_killed_after_any_epoch_a_run_ends_as_it_would_have(tmp_path):
+    longer, path = replace(config, epochs=4), tmp_path/'run.pt'
+    class Stop(Callback):
+        order = 99 # after the checkpoint is written
+        def after_epoch(self):
+            if self.epoch == self.at: raise KeyboardInterrupt
+    whole = same(run(longer))
+    for at in range(4):
+        stop = Stop(); stop.at = at
+        with pytest.raises(KeyboardInterrupt): run(longer, checkpoint=path, cbs=[stop])
+        assert path.exists() and same(run(longer, checkpoint=path)) == whole
+        path.unlink()
 
-words = st.text(max_size=5).filter(lambda t: t not in ('inf', '-inf', 'nan', 'run'))
-leaves = st.none() | st.booleans() | st.integers(-10**6, 10**6) | st.floats() | words
-values = st.recursive(leaves, lambda v: st.lists(v, max_size=3) | st.dictionaries(words, v, max_size=3), max_leaves=10)
+def test_a_checkpoint_is_not_written_too_often(tmp_path):
+    run(replace(config, epochs=3), checkpoint=tmp_path/'run.pt', seconds=1e6)
+    assert not (tmp_path/'run.pt').exists()
 
-@given(st.lists(st.dictionaries(words, values, max_size=4), max_size=5))
-@settings(max_examples=60, deadline=None)
-def test_records_come_back_as_written(tmp_path_factory, records):
-    folder = tmp_path_factory.mktemp('records')
-    records = [dict(r, run=str(i)) for i,r in enumerate(records)]
-    for r in records: append_line(folder/'records.jsonl', r)
-    assert repr(read_records(folder)) == repr(records) # as text, for nan is not equal to itself
+def test_runs_that_share_their_beginning_are_as_if_alone():
+    "One network, one order of walks and one set of data in memory serve them; none of it changes."
+    method = ['phew', 'phew_uniform', 'dense', 'magnitude', 'lottery', 'phew_kernel']
+    configs = grid(seed=[0, 1], method=method, density=[.1, .3], **small)
+    E.prune_ahead(configs)
+    together = [run(c) for c in configs]
+    E.prune_ahead([])
+    for c,r in zip(configs, together):
+        E._start.clear(); E._load.cache_clear()
+        assert same(run(c)) == same(r), c
 
-def test_lines_are_strict_json(tmp_path):
-    append_line(tmp_path/'records.jsonl', dict(run='a', log10_trace=-math.inf))
-    def refuse(name): raise ValueError(name)
-    assert json.loads((tmp_path/'records.jsonl').read_text(), parse_constant=refuse)['log10_trace'] == '-inf'
-
-def test_cut_anywhere_only_the_last_record_is_lost(tmp_path):
-    path, records = tmp_path/'records.jsonl', [dict(run=str(i), text='é'*i) for i in range(3)]
-    for r in records: append_line(path, r)
-    whole, last = path.read_bytes(), path.read_bytes().rindex(b'\n', 0, -1) + 1
-    for cut in range(last + 1, len(whole) - 1):
-        path.write_bytes(whole[:cut])
-        with pytest.warns(UserWarning, match='line 3, is cut off'): assert read_records(tmp_path) == records[:2]
-        append_line(path, records[2])
-        with pytest.warns(UserWarning): assert read_records(tmp_path) == records
-    path.write_bytes(whole[:-1]) # only the end of the line is missing
-    append_line(path, dict(run='3'))
-    assert len(read_records(tmp_path)) == 4
-
-def test_load_results(tmp_path):
-    with pytest.raises(FileNotFoundError, match='there is no records.jsonl'): load_results(tmp_path/'none')
-    records = sweep(grid(method=['dense', 'random'], density=[.1, .2], **small), tmp_path, progress=False)
-    table = load_results(tmp_path)
-    assert isinstance(table, pd.DataFrame) and table.accuracy.tolist() == [r['accuracy'] for r in records]
-
-# sweeps
-
-def test_grid_is_every_combination_once():
-    configs = grid(seed=range(2), method=['dense', 'random'], density=[.1, .2], **small)
-    each = [('dense', 1), ('random', .1), ('random', .2)]
-    assert [(c.seed, c.method, c.density) for c in configs] == [(seed, *m) for seed in (0, 1) for m in each]
-
-def test_interrupted_sweep_goes_on(tmp_path, monkeypatch):
-    configs, calls = grid(seed=range(4), method='random', **small), []
-    def run_some(c, *args):
-        if len(calls) == 2: raise KeyboardInterrupt
-        calls.append(c)
-        return run(c, *args)
-    monkeypatch.setattr(E, 'run', run_some)
-    with pytest.raises(KeyboardInterrupt): sweep(configs, tmp_path, progress=False)
-    assert [r['seed'] for r in read_records(tmp_path)] == [0, 1]
-    monkeypatch.setattr(E, 'run', lambda c, *args: calls.append(c) or run(c, *args))
-    records = sweep(configs, tmp_path, progress=False)
-    assert [c.seed for c in calls] == [0, 1, 2, 3] and [r['seed'] for r in records] == [0, 1, 2, 3]
-
-def test_a_failing_run_is_reported_and_tried_again(tmp_path, capsys):
-    configs = [replace(config, recipe=replace(config.full_recipe, lr=1e30, epochs=2), epochs=2), config]
-    records = sweep(configs, tmp_path, progress=False)
-    said = capsys.readouterr().err
-    assert [r['run'] for r in records] == [run_name(config)]
-    assert 'mlp on digits, magnitude 0.2 seed 0: the loss is' in said
-    failed = json.loads((tmp_path/'failed.jsonl').read_text())
-    assert 'FloatingPointError' in failed['error'] and 'Traceback' in failed['traceback']
-    assert failed['settings']['recipe']['lr'] == 1e30
-    sweep(configs, tmp_path, progress=False)
-    assert len((tmp_path/'failed.jsonl').read_text().splitlines()) == 2 and len(read_records(tmp_path)) == 1
+def test_one_order_of_walks_is_drawn_for_all_densities(monkeypatch):
+    drawn, draw = [], E.walk_order
+    monkeypatch.setattr(E, 'walk_order', lambda graph, density, **how: drawn.append(density) or draw(graph, density, **how))
+    configs = grid(method='phew', density=[.05, .3, .1, 1.], seed=[0, 1], **small)
+    E.prune_ahead(configs)
+    for c in configs: run(c)
+    E.prune_ahead([])
+    assert drawn == [.3, .3]
 
 def test_warnings_go_into_the_record(monkeypatch):
     prune = E.prune
@@ -133,17 +99,3 @@ def test_warnings_go_into_the_record(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         assert run(config)['warnings'] == ['a layer is empty']
-
-@pytest.mark.skipif(not hasattr(signal, 'SIGKILL'), reason='no SIGKILL on this system')
-def test_killed_sweep_goes_on(tmp_path):
-    "Killed by the system, the folder holds what had finished, and the rest is run by the next call."
-    code = ("from phew_nb.experiments import *\n"
-            "configs = grid(seed=range(30), method='random', hidden=(20,), epochs=1, per_class=10, test_per_class=5)\n"
-            f"sweep(configs, {str(tmp_path)!r}, progress=False)")
-    process = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', code])
-    while process.poll() is None and len(read_records(tmp_path)) < 3: time.sleep(.01)
-    os.kill(process.pid, signal.SIGKILL); process.wait()
-    done = len(read_records(tmp_path))
-    records = sweep(grid(seed=range(30), method='random', **small), tmp_path, progress=False)
-    assert 3 <= done < 30 and [r['seed'] for r in records] == list(range(30))
-    assert same(records[0]) == same(run(Config(method='random', seed=0, **small)))

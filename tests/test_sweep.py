@@ -1,0 +1,191 @@
+"Sweeps: killed, interrupted, beside others, on a bad disk: nothing is lost, and nothing is done twice."
+import json, os, signal, subprocess, sys, time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from phew_nb import experiments as E, store, sweep as S
+from phew_nb.config import Config, grid, run_name
+from phew_nb.experiments import run
+from phew_nb.store import append_line, read_failures, read_records
+from phew_nb.sweep import sweep
+
+small = dict(hidden=(20,), epochs=1, per_class=10, test_per_class=5)
+config = Config(method='magnitude', density=.2, **small)
+alone = dict(progress=False, together=False)
+def same(record): return {k: v for k,v in record.items() if not k.startswith('seconds')}
+
+def script(out, n=4, how='together=False', method="'random'", epochs=1, more=''):
+    "A process that does a sweep."
+    code = f'''
+import warnings; warnings.simplefilter('ignore')
+from phew_nb.config import grid
+from phew_nb.sweep import sweep
+{more}
+if __name__ == '__main__':
+    configs = grid(seed=range({n}), method={method}, hidden=(20,), epochs={epochs}, per_class=10, test_per_class=5)
+    sweep(configs, {str(out)!r}, progress=False, seconds=0, {how})
+'''
+    path = Path(out).with_suffix('.py'); path.write_text(code)
+    return subprocess.Popen([sys.executable, '-W', 'ignore', str(path)], stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+def wait_for(what, process):
+    while not what():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(.02)
+
+def n_records(out): return len(list((out/'records').glob('*.json'))) if (out/'records').exists() else 0
+
+def test_interrupted_it_goes_on(tmp_path, monkeypatch, capsys):
+    configs, calls = grid(seed=range(4), method='random', **small), []
+    def run_some(c, *args):
+        if len(calls) == 2: raise KeyboardInterrupt
+        calls.append(c)
+        return run(c, *args)
+    monkeypatch.setattr(E, 'run', run_some)
+    with pytest.raises(KeyboardInterrupt): sweep(configs, tmp_path, **alone)
+    assert 'stopped: 2 of 4 runs are recorded' in (said := capsys.readouterr().err) and '2 remain: random 0.1 seed 2' in said
+    assert [r['seed'] for r in read_records(tmp_path)] == [0, 1]
+    monkeypatch.setattr(E, 'run', lambda c, *args: calls.append(c) or run(c, *args))
+    records = sweep(configs, tmp_path, **alone)
+    assert [c.seed for c in calls] == [0, 1, 2, 3] and [r['seed'] for r in records] == [0, 1, 2, 3]
+
+def test_a_failing_run_is_reported_and_tried_again(tmp_path, capsys):
+    configs = [replace(config, recipe=replace(config.full_recipe, lr=1e30, epochs=2), epochs=2), config]
+    for together in False, True:
+        records = sweep(configs, tmp_path, progress=False, together=together)
+        said = capsys.readouterr().err
+        assert [r['run'] for r in records] == [run_name(config)]
+        assert 'failed: mlp on digits, magnitude 0.2 seed 0: the loss is' in said
+        failed, = read_failures(tmp_path)
+        assert 'FloatingPointError' in failed['error'] and 'Traceback' in failed['traceback']
+        assert failed['settings']['recipe']['lr'] == 1e30
+
+def test_records_of_version_01_are_not_run_again(tmp_path, monkeypatch):
+    record = run(config)
+    append_line(tmp_path/'records.jsonl', record)
+    monkeypatch.setattr(E, 'run', None)
+    assert sweep([config], tmp_path, **alone) == [record]
+
+def test_what_is_no_record_is_run_again(tmp_path):
+    record, = sweep([config], tmp_path, **alone)
+    (tmp_path/'records'/f'{run_name(config)}.json').write_bytes(b'{}')
+    with pytest.warns(UserWarning, match='set_aside'): again, = sweep([config], tmp_path, **alone)
+    assert same(again) == same(record)
+
+def test_a_damaged_checkpoint_is_put_aside(tmp_path):
+    path = store.checkpoint_path(tmp_path, run_name(config))
+    path.parent.mkdir(); path.write_bytes(b'PK')
+    record, = sweep([config], tmp_path, **alone)
+    assert same(record) == same(run(config)) and not path.exists() and (tmp_path/'set_aside'/path.name).exists()
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    "Broken off in its third epoch, it begins at the third again."
+    longer, trained = replace(config, epochs=5), []
+    def stop(self):
+        trained.append(self.epoch)
+        if trained == [0, 1, 2]: raise KeyboardInterrupt
+    class Watch(E.Checkpoint): order = 1; before_train = stop; __init__ = before_fit = after_epoch = after_train = lambda self: None
+    monkeypatch.setitem(S.trackers, 'watch', lambda how, config: [Watch()])
+    with pytest.raises(KeyboardInterrupt): sweep([longer], tmp_path, track='watch', seconds=0, **alone)
+    record, = sweep([longer], tmp_path, track='watch', seconds=0, **alone)
+    assert trained == [0, 1, 2, 2, 3, 4] and same(record) == same(run(longer))
+    assert not list((tmp_path/'checkpoints').iterdir())
+
+def test_a_store_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path/'file').write_text('')
+    with pytest.raises(OSError, match='is not a folder|not a directory|folder'): sweep([config], tmp_path/'file', **alone)
+    def full(*args): raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(store, 'write_bytes', full)
+    with pytest.raises(OSError, match='No space left'): sweep([config], tmp_path, **alone)
+    monkeypatch.undo()
+    assert len(sweep([config], tmp_path, **alone)) == 1
+
+def test_a_clock_that_jumps(tmp_path, monkeypatch):
+    first = sweep(grid(seed=[0, 1], method='random', **small), tmp_path, **alone)
+    for path in (tmp_path/'records').iterdir(): os.utime(path, (2**33, 2**33)) # a file from the future
+    monkeypatch.setattr(time, 'time', lambda: 1e6)
+    records = sweep(grid(seed=[0, 1, 2], method='random', **small), tmp_path, **alone)
+    assert records[:2] == first and [r['seed'] for r in records] == [0, 1, 2]
+
+def test_tensorboard(tmp_path):
+    sweep([config], tmp_path, track='tensorboard', **alone)
+    assert list((tmp_path/'tensorboard').rglob('events*'))
+
+def test_wandb_offline(tmp_path, monkeypatch):
+    pytest.importorskip('wandb')
+    for name,value in dict(WANDB_MODE='offline', WANDB_SILENT='true', WANDB_DIR=str(tmp_path)).items(): monkeypatch.setenv(name, value)
+    record, = sweep([config], tmp_path, track='wandb', **alone)
+    assert same(record) == same(run(config)) and list(tmp_path.rglob('*.wandb'))
+
+# processes
+
+def test_killed_driver_and_two_at_once(tmp_path):
+    "One process is killed; then two work on the folder at once: every run is done once."
+    out = tmp_path/'results'
+    process = script(out, 8)
+    wait_for(lambda: n_records(out) >= 2, process)
+    os.kill(process.pid, signal.SIGKILL); process.wait()
+    before = {p.name: p.stat().st_mtime_ns for p in (out/'records').iterdir()}
+    note = f"import phew_nb.sweep as S, os; w = S.write_record\nS.write_record = lambda out, r, m: (open({str(tmp_path)!r} + '/log', 'a').write(r['run'] + chr(10)), w(out, r, m))"
+    both = [script(out, 8, more=note) for _ in range(2)]
+    for p in both: assert p.wait() == 0, p.stderr.read()
+    records, log = read_records(out), (tmp_path/'log').read_text().split()
+    assert sorted(r['seed'] for r in records) == list(range(8))
+    assert len(log) == len(set(log)) == 8 - len(before)
+    assert {p.name: p.stat().st_mtime_ns for p in (out/'records').iterdir() if p.name in before} == before
+    assert same(next(r for r in records if r['seed'] == 0)) == same(run(Config(method='random', seed=0, **small)))
+
+def test_sigterm_stops_within_seconds(tmp_path):
+    out = tmp_path/'results'
+    process = script(out, 200, epochs=2)
+    wait_for(lambda: n_records(out) >= 1, process)
+    process.terminate(); process.wait(30)
+    said = process.stderr.read()
+    assert process.returncode != 0 and f'of 200 runs are recorded in {out}' in said and 'the same call goes on' in said
+
+def children(pid):
+    found = subprocess.run(['ps', '-o', 'pid=,args=', '--ppid', str(pid)], capture_output=True, text=True).stdout
+    return [int(line.split()[0]) for line in found.splitlines() if 'spawn_main' in line]
+
+def test_killed_worker(tmp_path):
+    "A worker is killed in the middle of a long run: another goes on with it, from its checkpoint."
+    out = tmp_path/'results'
+    process = script(out, 3, 'workers=2, together=False', epochs=60)
+    wait_for(lambda: list(out.glob('checkpoints/*.pt')) or n_records(out), process)
+    os.kill(children(process.pid)[0], signal.SIGKILL)
+    assert process.wait() == 0, process.stderr.read()
+    assert sorted(r['seed'] for r in read_records(out)) == [0, 1, 2] and not read_failures(out)
+
+def test_a_run_that_kills_its_worker_is_given_up(tmp_path):
+    "As when memory is short; the others are done."
+    out = tmp_path/'results'
+    deadly = '''
+import os, phew_nb.pruners as P
+P.pruners['deadly'] = lambda model, density, input_size: os.kill(os.getpid(), 9)
+'''
+    process = script(out, 1, 'workers=1, together=False', method="['deadly', 'random']", more=deadly)
+    assert process.wait() == 0
+    assert 'died three times' in process.stderr.read()
+    assert [r['method'] for r in read_records(out)] == ['random'] and len(read_failures(out)) == 1
+
+@pytest.mark.slow
+def test_ray_cluster_with_a_node_killed(tmp_path):
+    "Every run finishes once, though a node dies."
+    pytest.importorskip('ray')
+    import ray
+    from ray.cluster_utils import Cluster
+    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=1))
+    node = cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        configs, killed, told = grid(seed=range(6), method='random', **small | dict(epochs=30)), [], []
+        parts, how = [[c] for c in configs], S.How(str(tmp_path))
+        def tell(word, name, what):
+            told.append((word, name))
+            if word == 'done' and not killed: killed.append(cluster.remove_node(node))
+        S.ray_work(parts, how, tell)
+    finally: ray.shutdown(); cluster.shutdown()
+    assert killed and sorted(r['seed'] for r in read_records(tmp_path)) == list(range(6)) and not read_failures(tmp_path)
+    assert sorted(n for w,n in told if w == 'done') == sorted(map(run_name, configs))
