@@ -329,7 +329,7 @@ def phew_compare(argv=None, # words; None: those of the command line
             return 130
         if records: show_results(records, out)
     failed = len(configs) - len(records)
-    if failed: print(f"{failed} of {_runs(len(configs))} failed: see {out/'failed.jsonl'}", file=sys.stderr)
+    if failed: print(f"{failed} of {_runs(len(configs))} failed: see {out/'failed'}", file=sys.stderr)
     return int(failed > 0)
 
 # %% ../nbs/67_cli.ipynb #c2b947e8

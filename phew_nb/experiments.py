@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['purposes', 'methods', 'need_training', 'need_data', 'stream', 'MethodsWith', 'config_data', 'config_model',
            'config_size', 'loss_of', 'config_loaders', 'config_batches', 'config_masks', 'measures', 'both_measures',
-           'TimedCheckpoint', 'train', 'summed_up', 'threads', 'untrained', 'order_name', 'prune_ahead', 'prepared',
-           'own_chance', 'record_of', 'run', 'Config', 'auto_recipe', 'grid', 'run_name', 'settings', 'append_line',
-           'load_results', 'read_records', 'records_file', 'report_failure', 'sweep']
+           'TimedCheckpoint', 'train', 'summed_up', 'threads', 'untrained', 'order_name', 'prune_ahead', 'side_by_side',
+           'prepared', 'own_chance', 'record_of', 'run', 'Config', 'auto_recipe', 'grid', 'run_name', 'settings',
+           'append_line', 'load_results', 'read_records', 'records_file', 'report_failure', 'sweep']
 
 # %% ../nbs/61_experiments.ipynb #82084cf1
 import copy, inspect, math, time, warnings, torch
@@ -249,6 +249,12 @@ def prune_ahead(configs:Iterable[Config] # of the runs to come
     _ahead.clear(), _orders.clear()
     for c in configs:
         if name := order_name(c): _ahead.setdefault(name, set()).add(c.density)
+
+def side_by_side(configs:Iterable[Config] # of the runs to come
+                ) -> list[Config]: # the same
+    "Runs that share an order of walks one after the other."
+    first = {}
+    return sorted(configs, key=lambda c: first.setdefault(order_name(c) or run_name(c), len(first)))
 
 def _ordered_masks(config, graph):
     "Masks from an order of walks that is shared; None where there is none to share."

@@ -186,12 +186,8 @@ def read_failed(folder:str|Path, # of results
                 done:set, # names of the runs that have a record
                ) -> list[dict]: # the last failure of each run
     "The runs that failed."
-    path, found = Path(folder)/'failed.jsonl', {}
-    for line in path.read_text(encoding='utf-8', errors='replace').splitlines() if path.is_file() else []:
-        try: failure = json.loads(line)
-        except ValueError: continue
-        if isinstance(failure, dict) and failure.get('run') not in done: found[failure.get('run')] = failure
-    return list(found.values())
+    from phew_nb.store import read_failures
+    return [f for f in read_failures(folder) if f['run'] not in done]
 
 # %% ../nbs/66_reports.ipynb #fbcf72f4
 def write_report(folder:str|Path, # of results

@@ -424,9 +424,9 @@ def _make_ready(out):
 
 def _sweep(todo, how, progress, workers, engine, alone, together, ray):
     "Do the runs of a plan."
-    from phew_nb.experiments import prune_ahead
+    from phew_nb.experiments import prune_ahead, side_by_side
     from phew_nb.together import groups
-    missing = list(todo.missing.values())
+    missing = side_by_side(todo.missing.values())
     parts = groups(missing, False if alone is False or engine == 'ray' else together)
     before = stop_at_signals()
     try:

@@ -89,7 +89,7 @@ def test_one_order_of_walks_is_drawn_for_all_densities(monkeypatch):
     monkeypatch.setattr(E, 'walk_order', lambda graph, density, **how: drawn.append(density) or draw(graph, density, **how))
     configs = grid(method='phew', density=[.05, .3, .1, 1.], seed=[0, 1], **small)
     E.prune_ahead(configs)
-    for c in configs: run(c)
+    for c in E.side_by_side(configs): run(c)
     E.prune_ahead([])
     assert drawn == [.3, .3]
 
