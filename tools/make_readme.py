@@ -21,7 +21,7 @@ def output_block(out, cell, pictures):
     "A stored output as Markdown; a PNG is added to `pictures` and linked."
     data = out.get('data', {})
     if out.output_type == 'stream': return fenced(''.join(out.text)) if out.name == 'stdout' else ''
-    if 'text/markdown' in data: return ''.join(data['text/markdown'])
+    if 'text/markdown' in data: return relink(''.join(data['text/markdown']))
     if 'image/png' not in data: return fenced(''.join(data.get('text/plain', '')))
     name = images/f'{cell.id}-{len(pictures)}.png'
     pictures[name] = b64decode(''.join(data['image/png']))
