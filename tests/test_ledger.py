@@ -1,4 +1,4 @@
-"The ledger of the paper notebooks: every section has sentences, every sentence records, every record a cell that exists."
+"The ledger of the paper notebooks (every section has sentences, every sentence records, every record a cell), and their grids."
 import json, re, sys
 from pathlib import Path
 
@@ -6,8 +6,10 @@ import pytest
 
 folder = Path(__file__).resolve().parent.parent/'nbs'/'paper'
 sys.path.insert(0, str(folder))
-from _claims import FIELDS, check, gaps, gather, headings, paper
+from _claims import check, gaps, gather, headings, paper
+from _runs import as_made, grid_jobs, run_id
 sys.path.remove(str(folder))
+grids = sorted((folder.parent.parent/'experiments').glob('*.toml'))
 
 records = gather(folder/'claims')
 sections, says = paper(folder/'claims')
@@ -41,3 +43,14 @@ def test_stored_table_is_of_these_records():
     cells = json.loads((folder/'claims.ipynb').read_text())['cells']
     text = '\n'.join(''.join(o.get('data', {}).get('text/markdown', '')) for c in cells for o in c.get('outputs', []))
     for r in records: assert r['number'].replace('|', r'\|').replace('\n', ' ') in text, r['id']
+
+@pytest.mark.parametrize('path', grids, ids=[p.stem for p in grids])
+def test_a_grid_is_made_of_configs(path):
+    "Every run of a grid is a `Config`, and what comes after pruning; no run stands there twice; the file begins with its command."
+    from phew_nb.config import Config
+    jobs = list(grid_jobs(path))
+    for job in jobs: Config(**{k: v for k, v in job.items() if k not in as_made})
+    assert {job['reinit'] for job in jobs} <= {'as drawn', 'dense', 'layer', 'neuron'}
+    assert all(r in ('as pruned', 'shuffle') or 0 <= r <= 1 for r in {job['rewire'] for job in jobs})
+    assert len({run_id(job) for job in jobs}) == len(jobs)
+    assert re.search(rf'^# +(phew_sweep|python nbs/paper/_runs.py) experiments/{path.name}', path.read_text(), re.M)

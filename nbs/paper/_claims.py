@@ -103,9 +103,11 @@ def gaps(records, sections, says):
     places = [order.index(c['section']) for c in says if c['section'] in sections]
     return found + ['sentences are not in the order of the paper']*(places != sorted(places))
 
-def together(verdicts):
-    "One verdict for a sentence, of those of its records: what all say, or else that it depends; undecided ones do not count."
+def together(verdicts, universal=False):
+    """One verdict for a sentence, of those of its records: what all say, or else that it depends; undecided ones do not count.
+    A universal statement, such as a theorem, fails by one record."""
     said = [v for v in verdicts if v != VERDICTS[3]] or list(verdicts)
+    if universal and VERDICTS[2] in said: return VERDICTS[2]
     return said[0] if len(set(said)) == 1 else VERDICTS[1]
 
 def headings(notebook, folder='.'):
