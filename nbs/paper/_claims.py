@@ -104,11 +104,14 @@ def gaps(records, sections, says):
     return found + ['sentences are not in the order of the paper']*(places != sorted(places))
 
 def together(verdicts, universal=False):
-    """One verdict for a sentence, of those of its records: what all say, or else that it depends; undecided ones do not count.
-    A universal statement, such as a theorem, fails by one record."""
-    said = [v for v in verdicts if v != VERDICTS[3]] or list(verdicts)
-    if universal and VERDICTS[2] in said: return VERDICTS[2]
-    return said[0] if len(set(said)) == 1 else VERDICTS[1]
+    """One verdict for a sentence, of those of its records: what all say, or else that it depends. Beside a record that needs
+    the full-size run small ones only hold under conditions, and refute nothing; but a universal statement fails by any one."""
+    *_, depends, fails, undecided = VERDICTS
+    said = [v for v in verdicts if v != undecided]
+    if universal and fails in said: return fails
+    one = undecided if not said else said[0] if len(set(said)) == 1 else depends
+    if len(said) == len(verdicts) or not said: return one
+    return undecided if one == fails else depends
 
 def headings(notebook, folder='.'):
     "The headings of a notebook beside this one."
