@@ -16,6 +16,7 @@ from .graph import PathGraph, trace
 from .iterative import cubic_steps
 from .masks import Masks, n_kept, unwrapped
 from .models import look_up
+from .report import edges_between
 from .scores import top_k
 from .checkpoints import check_count
 from .training import KeepMasks, check_ranks
@@ -118,9 +119,8 @@ def on_paths(graph:PathGraph, # of the network
     live = graph.live(masks, skips=True)
     flat = {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in graph.params.items()}
     for layer in graph.layers:
-        between = live[layer.dst][:, :, None] & (live[layer.src.clamp(min=0)] & (layer.src >= 0))[:, None]
         p = graph.params[layer.name]
-        flat[layer.name][layer.pick(torch.arange(p.numel()).view(p.shape))[between].flatten()] = True
+        flat[layer.name][layer.pick(torch.arange(p.numel()).view(p.shape))[edges_between(layer, live)].flatten()] = True
     return {name: t.view(graph.params[name].shape) for name, t in flat.items()}
 
 # %% ../nbs/53_grow.ipynb #e610b46d
@@ -148,13 +148,9 @@ def _fill(graph, left, walks, total):
 # %% ../nbs/53_grow.ipynb #58eeeac9
 def _walks_by(graph, scores, kept, seed):
     "Walks by scores that hold a number of weights."
-    old = {name: p.detach().clone() for name, p in graph.params.items()}
     floor = lambda s: s + 1e-6*s.mean() + torch.finfo(s.dtype).tiny # so that every weight can be reached
-    try:
-        for name, p in graph.params.items(): p.data.copy_(floor(scores[name].abs().float()))
-        return walk_order(graph, kept=kept, seed=seed)
-    finally:
-        for name, p in graph.params.items(): p.data.copy_(old[name])
+    sizes = {name: floor(scores[name].detach().abs().float()) for name in graph.params}
+    return walk_order(graph, kept=kept, seed=seed, scores=sizes)
 
 def regrow_walks(model:nn.Module,  # the network; it is not changed
                  masks:Masks,      # of all of the graph's parameters
