@@ -119,10 +119,11 @@ def load_results(folder:str|Path # of results, or its address
                 ): # a pandas DataFrame, a row a run; FileNotFoundError where there are no records
     "The records in a folder, as a table."
     import pandas as pd
-    if not _contents(folder, 'records'): raise FileNotFoundError(
+    records = read_records(folder)
+    if not records and not _contents(folder, 'records'): raise FileNotFoundError(
         f"there is no {records_file} and there are no files records/*.json in '{folder}': it takes the folder that "
         "`sweep` or phew_compare wrote to")
-    return pd.DataFrame(read_records(folder))
+    return pd.DataFrame(records)
 
 # %% ../nbs/62_store.ipynb #be446049
 def _write(folder, kind, run, text):

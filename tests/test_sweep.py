@@ -146,13 +146,14 @@ def test_sigterm_stops_within_seconds(tmp_path):
     assert process.returncode != 0 and f'of 200 runs are recorded in {out}' in said and 'the same call goes on' in said
 
 def children(pid):
-    found = subprocess.run(['ps', '-o', 'pid=,args=', '--ppid', str(pid)], capture_output=True, text=True).stdout
-    return [int(line.split()[0]) for line in found.splitlines() if 'spawn_main' in line]
+    found = subprocess.run(['ps', '-ww', '-eo', 'pid=,ppid=,args='], capture_output=True, text=True).stdout
+    rows = [line.split(None, 2) for line in found.splitlines()]
+    return [int(child) for child,parent,args in rows if int(parent) == pid and 'spawn_main' in args]
 
 def test_killed_worker(tmp_path):
     "A worker is killed in the middle of a long run: another goes on with it, from its checkpoint."
     out = tmp_path/'results'
-    process = script(out, 3, 'workers=2, together=False', epochs=60)
+    process = script(out, 3, 'workers=2, together=False', epochs=300)
     wait_for(lambda: list(out.glob('checkpoints/*.pt')) or n_records(out), process)
     os.kill(children(process.pid)[0], signal.SIGKILL)
     assert process.wait() == 0, process.stderr.read()
