@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['purposes', 'methods', 'need_training', 'need_data', 'stream', 'MethodsWith', 'config_data', 'config_model',
            'config_size', 'loss_of', 'config_loaders', 'config_batches', 'config_masks', 'measures', 'both_measures',
-           'TimedCheckpoint', 'train', 'summed_up', 'threads', 'untrained', 'order_name', 'prune_ahead', 'side_by_side',
-           'prepared', 'own_chance', 'record_of', 'run', 'Config', 'auto_recipe', 'grid', 'run_name', 'settings',
-           'append_line', 'load_results', 'read_records', 'records_file', 'report_failure', 'sweep']
+           'timed_checkpoint', 'train', 'summed_up', 'threads', 'untrained', 'order_name', 'prune_ahead',
+           'side_by_side', 'prepared', 'own_chance', 'record_of', 'run', 'Config', 'auto_recipe', 'grid', 'run_name',
+           'settings', 'append_line', 'load_results', 'read_records', 'records_file', 'report_failure', 'sweep']
 
 # %% ../nbs/61_experiments.ipynb #82084cf1
 import copy, inspect, math, time, warnings, torch
@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
-from fastai.torch_core import no_random
 from torch import nn
 from . import __version__
 from .models import look_up, make_model, maker, model_takes
@@ -30,9 +29,7 @@ from .report import Report
 from .metrics import path_trace, widths
 from .pruners import phew_pruning, prune, pruners
 from .walks import walk_order
-from .training import Checkpoint, data_loaders, quiet, sparse_learner
-from .iterative import gmp_iterations
-from .config import Config, auto_recipe, grid, run_name, settings
+from .config import Config, auto_recipe, grid, known, run_name, settings
 
 # what stands in modules that come later, under the names that it has here
 _later = dict(store=('append_line', 'load_results', 'read_records', 'records_file'), sweep=('report_failure', 'sweep'))
@@ -62,8 +59,9 @@ class MethodsWith(Set):
     "The names of the methods that have an argument, as `pruners` is now."
     def __init__(self, argument): self.argument = argument
     def __contains__(self, name):
+        if name not in pruners and name != 'dense': known('method') # those that train are imported late
         return name in pruners and self.argument in inspect.signature(pruners[name]).parameters
-    def __iter__(self): return (name for name in pruners if name in self)
+    def __iter__(self): return (name for name in [*known('method')] if name in self)
     def __len__(self): return sum(1 for _ in self)
     def __repr__(self): return repr(set(self))
     @classmethod
@@ -120,6 +118,7 @@ def config_loaders(config:Config, # what a run is made of
                    device:str|torch.device, # where the network is
                   ): # fastai `DataLoaders`
     "The training and test batches of a run."
+    from phew_nb.training import data_loaders
     recipe = config.full_recipe
     return data_loaders(data, recipe.batch_size, recipe.augment, stream(config.seed, 'order'), device)
 
@@ -136,6 +135,7 @@ def config_batches(config:Config, # what a run is made of
 def _given(config, data, device):
     "What the pruner of a run gets beside the network, by name."
     if config.method in need_training:
+        from phew_nb.iterative import gmp_iterations
         n = gmp_iterations.get(f'{config.model}_{config.data}', 10)
         steps = dict(iterations=n) if config.method in MethodsWith('iterations') else {}
         return dict(dl=config_loaders(config, data, device), recipe=config.full_recipe, amp=config.amp, **steps)
@@ -167,19 +167,19 @@ def both_measures(before:dict, # of the dense network
     return after | {f'{name}_dense': value for name,value in before.items()}
 
 # %% ../nbs/61_experiments.ipynb #f5a99573
-class TimedCheckpoint(Checkpoint):
+def timed_checkpoint(path:str|Path, # the file; its folder exists
+                     seconds:float=0., # the least time from one to the next; 0: after every epoch
+                    ): # a callback of fastai
     "Writes the state of a run after an epoch, if that was not done in the last `seconds`; goes on from the file."
-    def __init__(self,
-                 path:str|Path, # the file; its folder exists
-                 seconds:float=0., # the least time from one to the next; 0: after every epoch
-                ):
-        super().__init__(path)
-        self.seconds, self.last = seconds, time.monotonic()
-    def after_epoch(self):
-        if self.trained and time.monotonic() - self.last >= self.seconds:
-            self.write()
-            self.last = time.monotonic()
-        self.trained = False
+    from phew_nb.training import Checkpoint
+    class TimedCheckpoint(Checkpoint):
+        last = time.monotonic()
+        def after_epoch(self):
+            if self.trained and time.monotonic() - self.last >= seconds:
+                self.write()
+                self.last = time.monotonic()
+            self.trained = False
+    return TimedCheckpoint(path)
 
 def train(config:Config, # what a run is made of
           model:nn.Module, # at its initial weights, changed in place
@@ -190,9 +190,10 @@ def train(config:Config, # what a run is made of
           cbs=(), # further callbacks of fastai
          ) -> dict: # numbers after the last epoch, and the `curve` of all
     "Train the network of a run."
+    from phew_nb.training import quiet, sparse_learner
     dls = config_loaders(config, data, next(model.parameters()).device)
     learn = sparse_learner(dls, model, None if config.method == 'dense' else masks, config.full_recipe, amp=config.amp)
-    saver = [] if checkpoint is None else [TimedCheckpoint(checkpoint, seconds)]
+    saver = [] if checkpoint is None else [timed_checkpoint(checkpoint, seconds)]
     with quiet(learn): learn.fit_recipe(cbs=[*saver, *cbs])
     return summed_up(learn.epoch_record.rows)
 
@@ -288,6 +289,7 @@ def prepared(config:Config, # what a run is made of
 def own_chance(config:Config # what a run is made of
               ): # gives a list, which then holds what was warned of
     "The body of a `with` has random states of its own; on one thread, where the network is a perceptron."
+    from fastai.torch_core import no_random
     told = []
     chance = no_random(stream(config.seed, 'other'), reproducible=False)
     with threads(int('sizes' in model_takes(config.model))), chance, warnings.catch_warnings(record=True) as said:

@@ -59,7 +59,7 @@ def conditions(record:dict # of a run
     "What a run has in common with those it is compared with: all its settings but method, density and seed."
     settings = record.get('settings')
     settings = _flat(settings) if isinstance(settings, dict) else {}
-    shared = {k: v for k,v in settings.items() if k not in _of_the_method}
+    shared = {k: v for k,v in settings.items() if k not in _of_the_method and v is not None}
     return shared | _known(record, ('model', 'data', 'fingerprint', 'epochs'))
 
 # %% ../nbs/65_plots.ipynb #36db9936

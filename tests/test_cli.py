@@ -1,9 +1,9 @@
 "The console commands, as a user types them."
-import os, shlex, signal, subprocess, sys, time
+import json, os, re, shlex, signal, subprocess, sys, time
 from pathlib import Path
 
-import pytest
-from safetensors.torch import load_file
+import pytest, torch
+from safetensors.torch import load_file, save_file
 
 from phew_nb import cli
 from phew_nb.experiments import read_records
@@ -25,13 +25,52 @@ def refused(capsys, command, *words):
     assert e.value.code == 2 and out == '' and err.count('\n') == 1 and err.startswith(f'{command.__name__}: '), err
     return err
 
-@pytest.mark.parametrize('command', ['phew_compare', 'phew_prune'])
+every = [f'phew_{name}' for name in cli.commands]
+
+@pytest.mark.parametrize('command', every)
 def test_help_imports_nothing_heavy(command):
-    code = (f"import sys; from phew_nb.cli import {command}\ntry: {command}(['--help'])\n"
-            "except SystemExit as e: assert e.code == 0\n"
-            "print([m for m in ('torch', 'numpy', 'fastai', 'pandas') if m in sys.modules])")
+    code = (f"import sys; from phew_nb.cli import {command}\nassert {command}(['--help']) == 0\n"
+            "print([m for m in ('torch', 'numpy', 'fastai', 'pandas', 'matplotlib') if m in sys.modules])")
     run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=here)
     assert run.returncode == 0 and run.stdout.endswith('\n[]\n'), run.stdout[-300:] + run.stderr
+
+leaks = r'# %%|#\|| at 0x|Ellipsis|<class|None\b|False\b|True\b|\\x1b|`'
+
+@pytest.mark.parametrize('command', every)
+def test_help_is_made_for_people(capsys, command):
+    "80 columns, no marks of the source, no addresses, every option with a line of help."
+    assert getattr(cli, command)(['--help']) == 0
+    page, err = capsys.readouterr()
+    assert err == '' and not re.search(leaks, page), re.search(leaks, page)
+    assert max(map(len, page.splitlines())) <= 80 and page.isascii()
+    options = re.findall(r'^  (--[a-z-]+)', page, re.M)
+    assert {'--quiet', '--json', '--version', '--list', '--help', '--config'} <= set(options) and len(set(options)) == len(options)
+    assert page.startswith(f'usage: {command} ')
+    assert getattr(cli, command)(['-h']) == 0 and capsys.readouterr().out == page
+
+@pytest.mark.parametrize('command', every)
+def test_what_is_answered_at_once(capsys, command):
+    assert getattr(cli, command)(['--version']) == 0
+    assert re.fullmatch(r'phew_nb \d+\.\d+\.\d+\n', capsys.readouterr().out)
+    assert getattr(cli, command)(['--list']) == 0
+    page = capsys.readouterr().out
+    from phew_nb.config import known
+    for kind in 'data', 'model', 'method': assert all(f'  {name}' in page for name in known(kind))
+    assert max(map(len, page.splitlines())) <= 80
+
+def test_prune_never_imports_fastai(tmp_path):
+    code = ("import sys; from phew_nb.cli import phew_prune\n"
+            f"assert phew_prune(['--model', 'mlp', '--density', '.1', '--out', {str(tmp_path/'m')!r}]) == 0\n"
+            "print([m for m in ('fastai', 'pandas', 'matplotlib') if m in sys.modules])")
+    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=here)
+    assert run.returncode == 0 and run.stdout.endswith('\n[]\n'), run.stdout[-300:] + run.stderr
+
+def test_python_m(tmp_path):
+    run = lambda *words: subprocess.run([sys.executable, '-m', 'phew_nb', *words], capture_output=True, text=True, env=here)
+    assert run('compare', '--version').stdout == run('phew_compare', '--version').stdout == run('--version').stdout
+    assert all(f'  {name}' in run('--help').stdout for name in cli.commands)
+    wrong = run('comprae')
+    assert wrong.returncode == 2 and wrong.stderr == "phew_nb: unknown command 'comprae'; did you mean 'compare'?\n"
 
 def test_a_comparison(tmp_path):
     words = ['phew_compare', '--methods', 'dense,phew,random', *fast]
@@ -40,9 +79,9 @@ def test_a_comparison(tmp_path):
     lines, out = run.stdout.splitlines(), tmp_path/'phew_results'
     rows = ['dense 1.0', 'phew 0.1', 'phew 0.3', 'random 0.1', 'random 0.3']
     assert [line.split()[:2] for line in lines[1:]] == [row.split() for row in rows]
-    assert sorted(os.listdir(out)) == ['accuracy.png', 'records.jsonl', 'widths.png'] and len(read_records(out)) == 10
+    assert {'accuracy.png', 'widths.png'} < set(os.listdir(out)) and len(read_records(out)) == 10
     assert all((out/p).read_bytes()[:4] == b'\x89PNG' for p in ('accuracy.png', 'widths.png'))
-    assert 'runs:' in run.stderr and 'Warning' not in run.stderr and 'Traceback' not in run.stderr
+    assert '10 runs into' in run.stderr and 'Warning' not in run.stderr and 'Traceback' not in run.stderr
     again = shell(*words, '--densities', '.1,.3', '--seeds', '0,1', cwd=tmp_path)
     assert again.stdout == run.stdout and len(read_records(out)) == 10 # nothing was run twice
 
@@ -90,18 +129,65 @@ def lines(text): # 'words => message' in lines
 --lr nan => above 0
 --batch-size 0 => must be 1 or more
 --device abacus => cannot use the device
---frobnicate => unrecognized
-digits => unrecognized
+--frobnicate => unrecognized option --frobnicate
+--dat digits => unrecognized option --dat; did you mean --data?
+--hiden 20 => did you mean --hidden?
+digits => unrecognized word 'digits'
+--densities .1 .2 => unrecognized word '.2'
+--data => requires an argument
+--config => requires an argument
+--device '' => it is empty
+--data '' => it is empty
+--method pheww => did you mean 'phew'
+--density 0 => density must be in (0, 1]
+--seeds 5000000000 => more than any machine holds
+--seeds 99999 --densities .1,.2,.3,.4 => are more than the 1,000,000
+--hidden 9000000,9000000 => does not fit into memory
+--model none.py:Net => there is no file
+--config none.toml => cannot be read as TOML
 ''')
 def test_a_wrong_line_is_refused_in_one_sentence(tmp_path, capsys, words, message):
     assert message in refused(capsys, cli.phew_compare, *words, '--out', tmp_path/'a'/'results')
     assert os.listdir(tmp_path) == []
+
+def test_out_is_not_empty(capsys): assert 'it is empty' in refused(capsys, cli.phew_compare, '--out', '')
+
+def test_a_config_file(tmp_path, capsys):
+    "Options from a file; those of the line win; what is wrong in it is refused as on the line."
+    file = tmp_path/'c.toml'
+    file.write_text('methods = ["dense", "phew"]\ndensities = [0.1]\nseeds = [7]\nhidden = [20]\nepochs = 1\nper_class = 10\nbn = true\n')
+    assert cli.phew_compare(['--config', str(file), '--test-per-class', '5', '--dry-run', '--json', '--out', str(tmp_path/'r')]) == 0
+    found = json.loads(capsys.readouterr().out)['runs']
+    assert [(r['method'], r['density'], r['seed']) for r in found] == [('dense', 1., 7), ('phew', .1, 7)]
+    assert cli.phew_compare(['--config', str(file), '--seeds', '2,', '--dry-run', '--json', '--out', str(tmp_path/'r')]) == 0
+    assert {r['seed'] for r in json.loads(capsys.readouterr().out)['runs']} == {2}
+    file.write_text('hiden = [20]\n')
+    assert 'did you mean --hidden?' in refused(capsys, cli.phew_compare, '--config', file)
+    assert os.listdir(tmp_path) == ['c.toml']
+
+def test_dry_run_writes_nothing(tmp_path, capsys):
+    out = tmp_path/'results'
+    assert cli.phew_compare([*fast, '--methods', 'dense,phew', '--densities', '.1,.2', '--seeds', '2', '--dry-run', '--out', str(out)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == '0 of 6 runs are recorded, 6 to do' and not out.exists()
+
+def test_quiet_and_json(tmp_path, capsys):
+    words = [*fast, '--methods', 'dense,phew', '--density', '.1', '--seed', '1', '--out', str(tmp_path)]
+    assert cli.phew_compare([*words, '--quiet', '--json']) == 0
+    out, err = capsys.readouterr()
+    rows = json.loads(out)['results']
+    assert err == '' and [r['method'] for r in rows] == ['dense', 'phew'] and 0 <= rows[0]['accuracy'] <= 1
+    assert rows[0]['accuracy_std'] is None
+
+def test_the_last_of_two_wins(tmp_path, capsys):
+    words = ['--methods', 'phew', '--densities', '.1', '--seeds', '3', '--seeds', '2', '--dry-run', '--json', '--out', str(tmp_path/'r')]
+    assert cli.phew_compare(words) == 0 and len(json.loads(capsys.readouterr().out)['runs']) == 2
 
 def test_places_that_cannot_be_written(tmp_path, capsys):
     (tmp_path/'file').write_text('mine')
     (tmp_path/'full').mkdir(); (tmp_path/'full'/'accuracy.png').mkdir()
     (tmp_path/'loop').symlink_to(tmp_path/'nowhere')
     said = lambda place: refused(capsys, cli.phew_compare, '--out', tmp_path/place)
+    assert 'is not a folder' in refused(capsys, cli.phew_compare, '--out', os.devnull)
     for place in 'file', 'file/below', 'loop': assert 'is not a folder' in said(place)
     assert 'is a folder; name a file' in said('full')
     assert said('x'*300)
@@ -131,17 +217,18 @@ def test_data_that_cannot_be_downloaded(tmp_path, capsys, monkeypatch):
     assert e.value.code == 2 and out == '' and err.startswith('downloading\nphew_compare: cifar10 is neither in')
     assert 'nor could it be downloaded (no network)' in err and not (tmp_path/'results').exists()
 
-def test_a_failing_run_does_not_lose_the_others(tmp_path, capsys):
+def test_a_failing_run_does_not_lose_the_others(tmp_path, capsys, monkeypatch):
     "Code 1, and the table of what has finished; the next call runs what is missing."
     words = ['--methods', 'dense,magnitude', '--densities', '.1', '--seeds', '1', *fast, '--out', str(tmp_path)]
-    from phew_nb import experiments
+    from phew_nb import experiments, together
     run = experiments.run
     def run_but_dense(config, *args):
         if config.method == 'dense': raise FloatingPointError('the loss is nan')
         return run(config, *args)
-    experiments.run = run_but_dense
-    try: code = cli.phew_compare(words)
-    finally: experiments.run = run
+    monkeypatch.setattr(experiments, 'run', run_but_dense)
+    monkeypatch.setattr(together, 'run_together', None) # each alone
+    code = cli.phew_compare(words)
+    monkeypatch.undo()
     out, err = capsys.readouterr()
     assert code == 1 and 'magnitude' in out and 'dense 1 seed 0: the loss is nan' in err and '1 of 2 runs failed' in err
     assert cli.phew_compare(words) == 0 and 'dense' in capsys.readouterr().out
@@ -149,16 +236,74 @@ def test_a_failing_run_does_not_lose_the_others(tmp_path, capsys):
 @pytest.mark.skipif(os.name != 'posix', reason='signals of POSIX')
 def test_interrupted_and_gone_on_with(tmp_path):
     words = ['--methods', 'random', '--densities', '.1', '--seeds', '40', *fast, '--out', str(tmp_path)]
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen([*python('phew_compare'), *words], env=here, **pipes)
+    process = started(*words)
     while process.poll() is None and len(read_records(tmp_path)) < 2: time.sleep(.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     done = len(read_records(tmp_path))
     assert process.returncode == 130 and out == '' and 'Traceback' not in err
-    assert 'the same line goes on from there' in err
+    assert 'goes on' in err
     assert 2 <= done < 40
     assert shell('phew_compare', *words).returncode == 0 and len(read_records(tmp_path)) == 40
+
+# the ends that a command may come to
+
+def started(*words, command='phew_compare', **kwargs):
+    "A command, running."
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) | kwargs
+    if os.name == 'posix': pipes['preexec_fn'] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) # in the background too
+    return subprocess.Popen([*python(command), *map(str, words)], **dict(env=here) | pipes)
+
+def heard(process, signal, after):
+    "What a command that gets a signal after so many seconds says, and its code."
+    time.sleep(after)
+    process.send_signal(signal)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+slow = ['--methods', 'phew', '--densities', '.1', '--seeds', '300', *fast]
+
+@pytest.mark.skipif(os.name != 'posix', reason='signals of POSIX')
+@pytest.mark.parametrize('after', [3, 8])
+def test_interrupted_anywhere(tmp_path, after):
+    "While it imports, while it prepares, while it runs: one line, and code 130."
+    code, out, err = heard(started(*slow, '--quiet', '--out', tmp_path/'r'), signal.SIGINT, after)
+    assert code == 130 and out == '' and err.strip().count('\n') == 0 and re.search('interrupted|stopped', err), (code, err)
+
+@pytest.mark.skipif(os.name != 'posix', reason='signals of POSIX')
+def test_terminated(tmp_path):
+    code, out, err = heard(started(*slow, '--quiet', '--out', tmp_path/'r'), signal.SIGTERM, 3)
+    assert code == 143 and out == '' and 'Traceback' not in err and err.strip().count('\n') == 0, (code, err)
+
+@pytest.mark.skipif(os.name != 'posix', reason='pipes of POSIX')
+@pytest.mark.parametrize('words', [['--list'], ['--help']])
+def test_a_closed_pipe(words):
+    read, write = os.pipe()
+    os.close(read)
+    process = started(*words, stdout=write)
+    os.close(write)
+    assert process.communicate(timeout=60)[1] == '' and process.returncode == 141
+
+@pytest.mark.skipif(not Path('/dev/full').exists(), reason='no full device')
+def test_a_full_disk_is_said(tmp_path):
+    with open('/dev/full', 'w') as full: process = started('--list', stdout=full)
+    assert process.communicate(timeout=60)[1] == 'phew_compare: the output cannot be written (No space left on device)\n'
+    assert process.returncode == 1
+
+def test_the_table_survives_a_full_disk(tmp_path, capsys, monkeypatch):
+    "Figures that cannot be written are a note, and code 1."
+    from phew_nb import plots
+    def full(*args): raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(plots, 'save_figure', full)
+    code = cli.phew_compare([*fast, '--methods', 'phew', '--density', '.1', '--seed', '1', '--out', str(tmp_path)])
+    out, err = capsys.readouterr()
+    assert code == 1 and 'phew' in out and 'No space left' in err and len(read_records(tmp_path)) == 1
+
+def test_a_terminal_that_knows_ascii_alone(tmp_path):
+    words = [*fast, '--methods', 'phew', '--density', '.1', '--seeds', 2, '--out', tmp_path]
+    env = here | dict(PYTHONIOENCODING='ascii', LC_ALL='C', MPLBACKEND='nonsense')
+    run = subprocess.run([*python('phew_compare'), *map(str, words)], capture_output=True, timeout=300, env=env)
+    assert run.returncode == 0 and b' +/- ' in run.stdout and run.stdout.isascii() and run.stderr.isascii(), run.stderr[-300:]
 
 # phew_prune
 
@@ -193,6 +338,12 @@ def test_masks_alone(tmp_path):
 --input-size 3,32 => takes images
 --input-size 3,x,32 => not a whole number
 --weights none.safetensors => there is no file of weights
+--method '' => it is empty
+--width 1e6 => does not fit into memory
+--width 1e300 => does not fit into memory
+--n-out 999999999999 => does not fit into memory
+--methods phew,snip => unknown method 'phew,snip'
+--quite => did you mean --quiet?
 ''')
 def test_wrong_lines(tmp_path, capsys, words, message):
     line = ['--model', 'resnet20', '--density', '.1', '--out', tmp_path/'masks.safetensors', *words]
@@ -200,7 +351,7 @@ def test_wrong_lines(tmp_path, capsys, words, message):
     assert os.listdir(tmp_path) == []
 
 def test_what_is_needed_is_asked_for(capsys):
-    assert '--model, --density, --out' in refused(capsys, cli.phew_prune)
+    assert 'it needs --model, --densities, --out' in refused(capsys, cli.phew_prune)
 
 def test_weights_of_another_network(tmp_path, capsys):
     mlp, text, out = (tmp_path/f'{name}.safetensors' for name in ('mlp', 'text', 'masks'))
@@ -228,3 +379,120 @@ def test_masks_are_those_of_the_comparison(tmp_path, capsys):
     words = '--model mlp --data digits --hidden 20 --density .1 --seed 4'.split()
     assert cli.phew_prune([*words, '--out', str(tmp_path/'masks')]) == 0
     assert read_records(tmp_path)[0]['masks'] == Masks.load(tmp_path/'masks').hash()[:12]
+
+def test_a_device_is_not_replaced(tmp_path, capsys):
+    assert cli.phew_prune(['--model', 'mlp', '--density', '.1', '--out', os.devnull]) == 0
+    assert not os.path.isfile(os.devnull) and 'weights kept' in capsys.readouterr().out
+
+def test_one_file_for_two_things(tmp_path, capsys):
+    words = ['--model', 'mlp', '--density', '.1']
+    assert cli.phew_prune([*words, '--out', str(tmp_path/'m'), '--weights-out', str(tmp_path/'w')]) == 0
+    before = (tmp_path/'w').read_bytes(); capsys.readouterr()
+    assert 'would be written over' in refused(capsys, cli.phew_prune, *words, '--weights', tmp_path/'w', '--out', tmp_path/'w')
+    assert 'one and the same' in refused(capsys, cli.phew_prune, *words, '--out', tmp_path/'z', '--weights-out', tmp_path/'z')
+    assert 'one and the same' in refused(capsys, cli.phew_prune, '--model', 'mlp', '--densities', '.1,.2', '--out', tmp_path/'z',
+                                         '--weights-out', tmp_path/'z-0.1')
+    assert 'it is empty' in refused(capsys, cli.phew_prune, *words, '--out', '')
+    assert (tmp_path/'w').read_bytes() == before and sorted(os.listdir(tmp_path)) == ['m', 'w']
+
+@pytest.mark.parametrize('spoil, message', [
+    (lambda t: t.fill_(float('nan')), 'NaN or infinite'), (lambda t: t.fill_(float('inf')), 'NaN or infinite'),
+    (lambda t: t.int(), 'int32'), (lambda t: t.bool(), 'bool'), (lambda t: t.to(torch.complex64), 'complex64')])
+def test_weights_that_are_none(tmp_path, capsys, spoil, message):
+    from phew_nb.models import mlp
+    state = mlp([784, 100, 100, 10], seed=0).state_dict()
+    state['head.weight'] = spoil(state['head.weight'].clone())
+    save_file({k: v.contiguous() for k,v in state.items()}, tmp_path/'w')
+    said = refused(capsys, cli.phew_prune, '--model', 'mlp', '--density', '.1', '--weights', tmp_path/'w', '--out', tmp_path/'m')
+    assert message in said and 'head.weight' in said and os.listdir(tmp_path) == ['w']
+
+def test_half_precision_weights_are_weights(tmp_path):
+    from phew_nb.models import mlp
+    state = {k: v.half().contiguous() for k,v in mlp([784, 100, 100, 10], seed=0).state_dict().items()}
+    save_file(state, tmp_path/'w')
+    assert cli.phew_prune(['--model', 'mlp', '--density', '.1', '--weights', str(tmp_path/'w'), '--out', str(tmp_path/'m')]) == 0
+
+own = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, n_out=3):
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, n_out)
+    def forward(self, x): return self.head(self.body(x).relu().mean((2, 3)))
+"""
+
+def test_a_network_of_your_own(tmp_path, capsys):
+    (tmp_path/'own.py').write_text(own)
+    words = ['--model', f"{tmp_path/'own.py'}:Net", '--density', '.5', '--out', str(tmp_path/'m')]
+    assert 'say how large an input' in refused(capsys, cli.phew_prune, *words)
+    assert cli.phew_prune([*words, '--input-size', '3,9,9', '--n-out', '4', '--json']) == 0
+    found = json.loads(capsys.readouterr().out)['masks'][0]
+    masks = Masks.load(tmp_path/'m')
+    assert {n: tuple(m.shape) for n,m in masks.items()} == {'body.weight': (8, 3, 3, 3), 'head.weight': (4, 8)}
+    assert (found['kept'], found['hash']) == (masks.kept, masks.hash()[:12])
+    assert 'did you mean' in refused(capsys, cli.phew_prune, *words, '--model', f"{tmp_path/'own.py'}:Nett", '--input-size', '3,9,9')
+
+@pytest.mark.parametrize('method', ['phew', 'phew_kernel', 'phew_squared', 'magnitude', 'synflow'])
+def test_several_densities_are_those_of_each(tmp_path, capsys, method):
+    "From one order, as if each had been asked for alone; a smaller one inside a larger one where they are walks."
+    words = ['--model', 'resnet20', '--width', '.25', '--method', method, '--seed', '5']
+    assert cli.phew_prune([*words, '--densities', '.1,.3,.02', '--out', str(tmp_path/'m.safetensors')]) == 0
+    masks = {d: Masks.load(tmp_path/f'm-{d}.safetensors') for d in (.02, .1, .3)}
+    for d,found in masks.items():
+        assert cli.phew_prune([*words, '--density', str(d), '--out', str(tmp_path/'one')]) == 0
+        assert Masks.load(tmp_path/'one') == found
+    if 'phew' in method: assert all(bool((masks[.1][n] <= masks[.3][n]).all()) for n in masks[.1])
+
+def test_prune_dry_run(tmp_path, capsys):
+    words = ['--model', 'mlp', '--density', '.1', '--out', str(tmp_path/'new'/'m'), '--dry-run']
+    assert cli.phew_prune(words) == 0 and 'weights kept' in capsys.readouterr().out and os.listdir(tmp_path) == []
+
+# phew_sweep
+
+def grid_file(folder, text='method = ["dense", "phew"]\ndensity = [0.1]\nseeds = 2\nhidden = [20]\nepochs = 1\nper_class = 10\n'):
+    (folder/'grid.toml').write_text(text)
+    return str(folder/'grid.toml')
+
+def test_a_sweep(tmp_path, capsys):
+    words = [grid_file(tmp_path), '--out', str(tmp_path/'r'), '--quiet']
+    assert cli.phew_sweep([*words, '--dry-run']) == 0 and not (tmp_path/'r').exists()
+    assert '0 of 4 runs are recorded, 4 to do' in capsys.readouterr().out
+    assert cli.phew_sweep([*words, '--shard', '1/2']) == 0 and len(read_records(tmp_path/'r')) == 2
+    capsys.readouterr()
+    assert cli.phew_sweep([*words, '--json']) == 0 and len(read_records(tmp_path/'r')) == 4
+    assert [r['seeds'] for r in json.loads(capsys.readouterr().out)['results']] == [2, 2]
+
+@lines('''
+--engine slurm => unknown engine 'slurm'
+--track tensorbord => did you mean 'tensorboard'
+--gpus-per-run .5 => goes with --engine ray
+--shard 3/2 => 3/2
+--workers -1 => must be 0 or more
+--device abacus => cannot use the device
+''')
+def test_wrong_sweeps(tmp_path, capsys, words, message):
+    assert message in refused(capsys, cli.phew_sweep, grid_file(tmp_path), '--out', tmp_path/'r', *words)
+    assert os.listdir(tmp_path) == ['grid.toml']
+
+@pytest.mark.parametrize('text, message', [
+    ('method = ["phew"]\ndensity = [2]\n', 'line 2: density must be in (0, 1]'), ('methd = ["phew"]\n', "line 1: unknown"),
+    ('method = ["pheww"]\n', "did you mean 'phew'"), ('', 'is empty'), ('method = [\n', 'grid.toml')])
+def test_wrong_grids(tmp_path, capsys, text, message):
+    assert message in refused(capsys, cli.phew_sweep, grid_file(tmp_path, text), '--out', tmp_path/'r')
+    assert os.listdir(tmp_path) == ['grid.toml']
+
+# phew_report
+
+def test_a_report(tmp_path, capsys):
+    assert cli.phew_compare([*fast, '--methods', 'dense,phew', '--density', '.1', '--seed', '1', '--out', str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert cli.phew_report([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f'{tmp_path/"report.html"}\n' and '<html' in (tmp_path/'report.html').read_text()
+    assert cli.phew_report([str(tmp_path), '--json', '--out', str(tmp_path/'p.html')]) == 0
+    assert json.loads(capsys.readouterr().out) == dict(written=str(tmp_path/'p.html'))
+
+def test_reports_that_cannot_be(tmp_path, capsys):
+    assert 'takes one folder' in refused(capsys, cli.phew_report)
+    assert 'takes one folder' in refused(capsys, cli.phew_report, 'a', 'b')
+    assert 'there are no results' in refused(capsys, cli.phew_report, tmp_path)
+    assert 'unrecognized option --dir' in refused(capsys, cli.phew_report, '--dir', tmp_path)

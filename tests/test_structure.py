@@ -29,7 +29,7 @@ def test_module_is_named_as_its_notebook(path):
     assert names == [path.stem[3:]] and (root/'phew_nb'/f'{names[0]}.py').exists()
 
 def test_every_module_has_its_notebook():
-    modules = {p.stem for p in (root/'phew_nb').glob('*.py')} - {'__init__', '_modidx', 'all'}
+    modules = {p.stem for p in (root/'phew_nb').glob('*.py')} - {'__init__', '__main__', '_modidx', 'all'}
     assert modules == number.keys()
 
 @pytest.mark.parametrize('path', numbered, ids=ids)
