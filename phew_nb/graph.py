@@ -127,7 +127,7 @@ def _failed(e, example, given):
         hint = 'An embedding reads whole numbers: give token numbers as `example`'
     elif given: hint = 'The `example` is a tensor, a tuple of them, or a dict of keyword arguments'
     elif any(len(size) > 2 and size[1] == 1 for size in sizes):
-        hint = f"Give `input_size` without the batch (is that the 1 in front of {sizes[0][1:]}?), or an `example`"
+        hint = f"Give `input_size` without the batch (is that the 1 in front of {sizes[0][2:]}?), or an `example`"
     else: hint = 'Give `input_size` without the batch, or an `example`'
     return f"the model does not run on an example of size {', '.join(map(str, sizes))} (batch first): {what}. {hint}"
 
@@ -219,6 +219,14 @@ def _chosen(tracer, found, outputs):
         f"the model returns no output {outputs!r}; it returns {', '.join(map(repr, found))}")
     return chosen, {name: 'not asked for' for name in found if name not in chosen}
 
+def _say_frozen(graph, model):
+    "Warn of weights that count, but do not train while others do."
+    frozen = [name for name, p in graph.params.items() if not p.requires_grad]
+    if not frozen or not any(p.requires_grad for p in model.parameters()): return
+    more = f' (and {len(frozen) - 1} more)' if len(frozen) > 1 else ''
+    warnings.warn(f"the parameter '{frozen[0]}'{more} is frozen while others train, and yet its weights count and are "
+                  "pruned; leave it out by keep_dense= if it is to stay as it is", stacklevel=3)
+
 def _say_dropped(dropped):
     if not dropped: return
     first, why = next(iter(dropped.items()))
@@ -268,6 +276,7 @@ def trace(model: nn.Module,   # any network; it is run once and left as it was
     graph = _graph(model, tracer, inputs, out, keep_dense, only, example)
     graph.tape, graph.ends, graph.no_ends = tracer.recorder.tape, ends, dropped
     if outputs is None: _say_dropped(dropped)
+    _say_frozen(graph, model)
     return graph
 
 # %% ../nbs/15_graph.ipynb #6401a712

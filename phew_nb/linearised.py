@@ -110,8 +110,9 @@ def made_by(self: Replay, func, args, kwargs, out, made):
     moves = row is not None and row.family == 'move' and name not in ('sort', 'topk')
     if moves: return self.moved_weights(func, args, kwargs)
     single = row is not None and row.family in ('keep', 'gates', 'alternatives') or name == '_weight_norm_interface'
+    made = made[:1] if name == '_weight_norm_interface' else [x for x in made if x.by.shape == self.shape]
+    if not single or not made or any(x.root != made[0].root for x in made): return None
     first = made[0]
-    if not single or first.by.shape != self.shape or any(x.root != first.root for x in made): return None
     new = (out[0] if isinstance(out, (list, tuple)) else out).to(self.dtype).abs()**self.power
     was = first.plain.to(self.dtype).abs()**self.power
     by = new*torch.where(was > 0, first.by/was.masked_fill(was == 0, 1), (first.by > 0).to(new))

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['families', 'operations', 'Operation', 'teach', 'plain_name', 'is_pointwise', 'operation', 'named', 'tensors_in',
            'is_strided', 'as_dense', 'moving', 'Fixed', 'is_signal', 'signals_in', 'scaled', 'rerun', 'move', 'by_data',
-           'moved_signals', 'in_memory', 'read_memory', 'write_memory', 'sum_of', 'product_of', 'times', 'product',
-           'constant_product', 'product_signals', 'attend', 'reads_rows', 'read_rows']
+           'moved_signals', 'in_memory', 'read_memory', 'write_memory', 'sum_of', 'product_of', 'times', 'noted',
+           'product', 'constant_product', 'product_signals', 'attend', 'reads_rows', 'read_rows']
 
 # %% ../nbs/13_operations.ipynb #b01a725d
 import re, warnings
@@ -106,7 +106,11 @@ def signals_in(*trees) -> list:
 
 # %% ../nbs/13_operations.ipynb #d3455455
 def _keep(t, func, args, kwargs, outs): t.moved.put(outs[0], t.known(args[0]).expand(outs[0].shape))
-def _keep_signal(r, func, args, kwargs): return r.shaped(signals_in(args, kwargs)[0])
+def _keep_signal(r, func, args, kwargs):
+    x = r.shaped(signals_in(args, kwargs)[0])
+    return x if plain_name(func) in _copies or not hasattr(x, 'scaled') else x.view_as(x) # (see `noted`)
+
+_copies = '_to_copy', 'clone', 'contiguous', 'native_dropout', 'dropout'
 
 families['keep'] = Operation('keep', _keep, _keep_signal)
 teach('''_softmax _log_softmax _safe_softmax native_dropout dropout bernoulli masked_fill rrelu_with_noise hardswish
@@ -185,9 +189,17 @@ _reshapes = 'view', '_unsafe_view', '_reshape_alias', 'view_copy', '_reshape_cop
 
 def moved_signals(r, func, args, kwargs):
     "Run the very same operation on the signals; constants are zeros."
-    if plain_name(func) in _reshapes: return args[0].reshape(args[1])
     args, kwargs = moving(func, args, kwargs)
-    return func(*r.zeroed(args), **r.zeroed(kwargs))
+    def run(x):
+        if plain_name(func) in _reshapes: return x.reshape(args[1])
+        return func(x, *r.zeroed(args[1:]), **r.zeroed(kwargs))
+    out = run(r.zeroed(args[0]))
+    if plain_name(func) in _ways and hasattr(args[0], 'scaled'): # (see `noted`)
+        before, number = args[0].scaled
+        out.scaled = run(before), number
+    return out
+
+_ways = *_reshapes, 'expand', 'transpose', 'permute', 't', 'unsqueeze', 'squeeze'
 
 families['move'] = Operation('move', move, moved_signals)
 teach('''cat stack index _unsafe_index index_select gather roll flip repeat constant_pad_nd
@@ -236,7 +248,7 @@ def _fill_signal(r, func, args, kwargs): return Fixed(func(*r.plain(args), **r.p
 
 families['fill'] = Operation('fill', _fill, _fill_signal)
 teach('''zero fill uniform random exponential new_zeros new_ones new_full new_empty new_empty_strided zeros_like
-    ones_like full_like empty_like rand_like randn_like randint_like''', 'fill')
+    ones_like full_like empty_like rand_like randn_like randint_like histc bincount''', 'fill')
 
 # %% ../nbs/13_operations.ipynb #9d62ca41
 def _pointwise(kind):
@@ -272,11 +284,21 @@ def _choose(r, func, args, kwargs):
     return func(*r.plain(args), **r.plain(kwargs)) if len(found) > 1 else r.shaped(found[0])
 
 def _any_of(r, func, args, kwargs): return r.shaped(sum(signals_in(args, kwargs)))
-def _mul(r, func, args, kwargs): return r.shaped(product_of(r, *args[:2]))
+def _mul(r, func, args, kwargs): return noted(r, r.shaped(product_of(r, *args[:2])), *args[:2])
 
 def _div(r, func, args, kwargs):
     a, b = args[:2]
-    return r.shaped(b if not is_signal(a) else a if is_signal(b) else a/r.positive(b))
+    if not is_signal(a) or is_signal(b): return r.shaped(a if is_signal(a) else b)
+    return noted(r, r.shaped(a/r.positive(b)), a, b, -1)
+
+def noted(r, out, a, b, sign=1):
+    "A signal scaled by one number remembers what it was, and the number: in a matrix product, the number scales all."
+    x, c = (a, b) if is_signal(a) else (b, a)
+    if is_signal(c) or isinstance(c, Fixed) and c.plain.numel() > 1 or x.shape != out.shape: return out
+    c = r.positive(c)
+    before, first = getattr(x, 'scaled', (x, 1))
+    out.scaled = before, first*(c if sign == 1 else 1/c)
+    return out
 
 families['alternatives'] = Operation('alternatives', _pointwise('add'), _any_of)
 teach('add sub rsub', 'alternatives', signals=_add)
@@ -476,7 +498,10 @@ def constant_product(t, numbers, constant):
 
 def product_signals(r, a, b):
     "The matrix product of two signals, of a signal and a constant, or of two constants."
-    if is_signal(a) and is_signal(b): return a.sum(-1, keepdim=True) + b.sum(-2, keepdim=True)
+    if is_signal(a) and is_signal(b):
+        (a, c), (b, d) = (getattr(x, 'scaled', (x, 1)) for x in (a, b))
+        out = a.sum(-1, keepdim=True) + b.sum(-2, keepdim=True)
+        return out if isinstance(c, int) and isinstance(d, int) else out*(c*d)
     if not is_signal(a) and not is_signal(b): return Fixed(r.plain(a) @ r.plain(b))
     return a @ r.positive(b) if is_signal(a) else r.positive(a) @ b
 
@@ -548,6 +573,11 @@ def _sorted(t, func, args, kwargs, outs):
     t.moved.put(outs[0], t.known(args[0]).gather(named(func, args, kwargs).get('dim', -1), outs[1]))
     t.moved.put(outs[1], -1)
 
+def _pack(t, func, args, kwargs, outs):
+    "Sequences of different lengths, laid out time by time."
+    t.moved.put(outs[0], rerun(func, args, kwargs, t.known, 1)[0])
+
+teach('_pack_padded_sequence', 'move', units=_pack)
 teach('affine_grid_generator', 'reduce', _affine_grid, _self_signals)
 teach('sort topk', 'move', _sorted, _self_signals)
 
@@ -685,6 +715,31 @@ teach('addmm', 'layer', _plus(_mm), _plus_signals(_mm_signals))
 teach('baddbmm', 'layer', _plus(_bmm), _plus_signals(_mm_signals))
 teach('addmv', 'layer', _plus(_mv), _plus_signals(_mv_signals))
 teach('linear', 'layer', _linear_op, _linear_signals)
+
+# %% ../nbs/13_operations.ipynb #6286b70d
+def _stretches(offs):
+    "(expert, first row, row after the last) of the experts that have any."
+    ends = offs.tolist()
+    return [(e, start, end) for e, (start, end) in enumerate(zip([0, *ends], ends)) if end > start]
+
+def _grouped(t, func, args, kwargs, outs):
+    "Rows of an input, each stretch times the matrix of its expert."
+    x, w, offs = list(named(func, args, kwargs).values())[:3]
+    if t.of(x) is None or not t.is_weight(w): return False
+    found = _stretches(offs)
+    if len(found) < len(w): warnings.warn(
+        f"{len(w) - len(found)} of {len(w)} experts in {t.where()} get nothing of this example: their weights lie on "
+        "no path. Give an `example` that reaches all")
+    for e, start, end in found: t.matmul(x[None, start:end], w[None, e], outs[0][None, start:end])
+    return True
+
+def _grouped_signals(r, func, args, kwargs):
+    x, w, offs = list(named(func, args, kwargs).values())[:3]
+    out = x.new_zeros(r.shape)
+    for e, start, end in _stretches(offs.plain): out[start:end] = x[start:end] @ r.positive(w)[e]
+    return out
+
+teach('_grouped_mm grouped_mm_fallback', 'layer', _grouped, _grouped_signals)
 
 # %% ../nbs/13_operations.ipynb #d0ae6df8
 def _embedding(t, func, args, kwargs, outs):

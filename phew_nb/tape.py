@@ -378,7 +378,11 @@ def behind(self:Tracer, t):
     return (at + self.first[self.names.index(found[0])]).to(t.device)
 
 @patch
-def is_weight(self:Tracer, t): return self.parameter(t) is not None or self.made.get(t) is not None
+def is_weight(self:Tracer, t):
+    "Whether a tensor is a parameter, or made of parameters; a product of them (-3) is a constant."
+    if self.parameter(t) is not None: return True
+    made = self.made.get(t)
+    return made is not None and (not made.numel() or not bool((made == -3).all()))
 
 # %% ../nbs/14_tape.ipynb #65469def
 @patch
@@ -520,7 +524,7 @@ def matmul(self:Tracer, a, b, out):
     x, y = self.of(a), self.of(b)
     if x is not None and y is not None: return self.moved.put(out, product(self, x, y)) or True
     if x is None and y is None:
-        return self.constant_layer(b if self.is_weight(b) else a) if self.is_weight(a) != self.is_weight(b) else False
+        return any(self.constant_layer(t) for t in (a, b) if self.is_weight(t))
     if x is not None:
         if self.is_weight(b): return self.put(out, self.linear(b.transpose(-1, -2), x, out))
         return self.moved.put(out, constant_product(self, x, b)) or True
@@ -589,8 +593,11 @@ def in_a_row(self:Tracer, weight):
 def follow_weights(self:Tracer, func, name, args, kwargs, outs, given):
     "The weight behind each entry of what is computed from parameters alone; -2 where there is no single one."
     outs = [o for o in outs if o.is_floating_point() and is_strided(o)]
-    made = [t for t in given if self.is_weight(t)]
+    made = [t for t in given if self.behind(t) is not None]
     if not outs or not made: return
+    if getattr(operation(func), 'family', None) == 'layer': # a product of parameters alone (or with constants)
+        known = all(bool((self.behind(t) != -2).all()) for t in made)
+        return [self.made.put(o, -3 if known else -2) for o in outs]
     same = name in ('_to_copy', 'clone') and (self.parameter(made[0]) is not None or self.is_copy(made[0]))
     for o in outs: self.copies[o.untyped_storage()._cdata] = StorageWeakRef(o.untyped_storage()) if same else None
     family = getattr(operation(func), 'family', None)

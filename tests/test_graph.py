@@ -1,5 +1,5 @@
 "The path graph against autograd, against brute force, and on networks that are awkward."
-import copy, itertools, random, subprocess, sys, warnings
+import copy, itertools, pickle, random, subprocess, sys, warnings
 from collections import defaultdict
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 
 from awkward import C, Branch, Encoder, Fn, Loop, P, Program, Stochastic, kinds, models, seq
 from truth import Behind, compare, layer_ids
-from phew_nb.graph import Junction, Layer, PathGraph, TraceError, _plain, _run, as_graph, trace
+from phew_nb.graph import Junction, Layer, PathGraph, TraceError, _plain, _run, as_graph, named_tensors, trace
 from phew_nb.masks import Masks
 from phew_nb.numbers import Numbers
 from phew_nb.metrics import count_paths
@@ -727,3 +727,122 @@ def test_a_scripted_module_keeps_its_mode():
 def test_random_numbers_of_the_model_do_not_change_its_graph():
     a, b = (torch.manual_seed(seed) and trace(chooser(shuffled), (8,)) for seed in (0, 5))
     assert all(torch.equal(x.src, y.src) for x, y in zip(a.layers, b.layers))
+
+# Ends of paths, inputs, and what is said of them
+
+class Decoder(nn.Module):
+    "Returns its answer, the keys and values that led to it, and a hidden state."
+    def __init__(self):
+        super().__init__()
+        self.k, self.v, self.head, self.aux = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+    def forward(self, x, loss=False):
+        k, v = self.k(x), self.v(x)
+        h = (k*v).relu()
+        out = dict(logits=self.head(h), past=((k, v),), hidden=h, aux=self.aux(h))
+        return dict(loss=out['logits'].sum(), **out) if loss else out
+
+def test_what_leads_on_to_another_output_is_no_end():
+    with pytest.warns(UserWarning, match=r"do not end in the output 'past.0.0' \(and 2 more outputs\): it leads on to 'aux'"):
+        graph = trace(model := Decoder(), (3,))
+    assert graph.ends == ['logits', 'aux'] and len(graph.outputs) == 4 and not graph.left_out
+    assert "no end of paths: hidden (leads on to 'aux')" in repr(graph)
+
+@pytest.mark.parametrize('outputs,ends', [('all', ['logits', 'past.0.0', 'past.0.1', 'hidden', 'aux']), ('logits', ['logits']), (0, ['logits']),
+                                          ('past', ['past.0.0', 'past.0.1']), (-1, ['aux']), (('logits', 'hidden'), ['logits', 'hidden']),
+                                          (lambda out: out['logits'][:, :1], [''])])
+def test_outputs_may_be_chosen(outputs, ends):
+    graph = trace(Decoder(), (3,), outputs=outputs)
+    assert graph.ends == ends and len(graph.outputs) == (1 if ends == [''] else sum(2 if e in ('logits', 'aux') else 4 for e in ends))
+
+@pytest.mark.filterwarnings('ignore')
+def test_ends_of_other_kinds():
+    graph = trace(Decoder(), example=(torch.randn(1, 3), True))
+    assert graph.ends == ['logits', 'aux'] and graph.no_ends['loss'] == 'one number, made from other outputs'
+    assert len(trace(nn.LSTM(3, 4), example=torch.randn(5, 1, 3)).ends) > 1 # a recurrent module run bare keeps its own
+    for bad in ('nothing', 7):
+        with pytest.raises(TraceError, match='returns'): trace(Decoder(), (3,), outputs=bad)
+
+def test_an_example_may_be_a_mapping():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.g, self.o = nn.Linear(2, 3), nn.Linear(3, 2)
+        def forward(self, x, scale): return self.o(x*self.g(scale))
+    graph = trace(Scaled(), example=dict(x=torch.randn(1, 3), scale=torch.randn(1, 2)))
+    assert list(graph.params) == ['g.weight', 'o.weight'] and graph.example.keys() == {'x', 'scale'}
+
+def test_products_of_parameters_are_constants():
+    model = Fn(lambda s, x: s.o(s.q(x) @ s.r(s.pos).mT), q=linear(4, 4), r=linear(4, 4), o=linear(5, 2), pos=P(5, 4))
+    graph = trace(model, (3, 4), channel_dim=-1)
+    assert list(graph.params) == ['q.weight', 'o.weight'] and graph.left_out.keys() == {'r.weight', 'pos'}
+
+def test_packed_sequences():
+    def forward(s, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2]), batch_first=True)
+        return s.o(nn.utils.rnn.pad_packed_sequence(s.l(packed)[0], batch_first=True)[0][:, 0])
+    model = Fn(forward, l=nn.LSTM(3, 4, batch_first=True), o=linear(4, 2))
+    graph = trace(model, example=torch.randn(2, 3, 3), channel_dim=-1)
+    assert {'l.weight_ih_l0', 'o.weight'} <= graph.params.keys() and graph.live()[graph.inputs].all()
+
+def test_frozen_weights_that_count_are_named():
+    model = seq(linear(3, 4), linear(4, 2))
+    model[0].weight.requires_grad_(False)
+    with pytest.warns(UserWarning, match="'0.weight' is frozen while others train.*keep_dense"): trace(model, (3,))
+
+said = {'a class': (nn.Linear, (3,), 'not the class Linear: make a network of it'), 'none': (None, (3,), 'not None'),
+        'learner': (type('Learner', (), dict(model=nn.Linear(3, 2)))(), (3,), 'not a Learner: give its network, .model'),
+        'batch': (nn.Conv2d(3, 2, 3), (1, 3, 8, 8), r'is that the 1 in front of \(3, 8, 8\)'),
+        'tokens': (nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2)), (4,), 'give token numbers as `example`')}
+
+@pytest.mark.parametrize('name', said)
+def test_what_to_give_instead(name):
+    model, size, words = said[name]
+    with pytest.raises(TraceError, match=words): trace(model, size)
+
+# The tape
+
+def exact(tape, example, model):
+    "What a tape gives when it is played as it was recorded."
+    tensors = dict(parameter=dict(model.named_parameters()), buffer=dict(model.named_buffers()), input=list(example))
+    source = lambda kind, key: key if kind == 'constant' else tensors[kind][key]
+    with torch.no_grad(): return tape.play(source, lambda step, args, kwargs: step(*args, **kwargs))
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name', [n for n in models if n not in ('stochastic depth',)])
+def test_a_tape_played_again_gives_the_same_outputs(name):
+    make, *sizes = models[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    graph = trace(model, sizes[0] if len(sizes) == 1 else sizes, outputs='all')
+    torch.manual_seed(0)
+    with torch.no_grad(): out = dict(named_tensors(model(*[x.clone() for x in graph.example])))
+    again = exact(graph.tape, [x.clone() for x in graph.example], model)
+    for key, n in graph.tape.outputs.items(): torch.testing.assert_close(again[n], out[key], rtol=1e-4, atol=1e-6)
+
+def test_a_tape_holds_no_tensor_of_the_network():
+    graph = trace(models['option a'][0](), (2, 4, 4))
+    assert {kind for kind, _ in graph.tape.sources.values()} <= {'input', 'parameter', 'buffer'}
+    other = pickle.loads(pickle.dumps(graph.tape))
+    assert [s.name for s in copy.deepcopy(other).steps] == [s.name for s in graph.tape.steps]
+
+class Changes(nn.Module):
+    "Fills a cache, counts, hooks, and writes to its weights."
+    def __init__(self):
+        super().__init__()
+        self.fc, self.table, self.log, self.flags = nn.Linear(3, 2), None, [1], {'a': [2]}
+        self.register_buffer('count', torch.zeros(1))
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.linspace(0, 1, 2)
+            self.fc.register_forward_hook(lambda *args: None)
+        self.log.append(3); self.flags['a'].append(4); self.count += 1
+        with torch.no_grad(): self.fc.weight.clamp_(-.1, .1)
+        return self.fc(x)*self.table + random.random()
+
+def test_a_trace_leaves_everything_as_found():
+    model = Changes()
+    before, weight, states = copy.deepcopy(vars(model)), model.fc.weight.clone(), (torch.get_rng_state(), random.getstate())
+    trace(model, (3,))
+    assert model.table is None and model.log == [1] and model.flags == {'a': [2]} and not model.fc._forward_hooks
+    assert model.count.item() == 0 and torch.equal(model.fc.weight, weight) and model.training
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
