@@ -215,7 +215,7 @@ def _cut_layer(module, rows, columns, constant):
         weight[:, carrier] += torch.einsum('oi...,i->o...', weight, lost)/held[carrier]
     elif lost.any():
         more = torch.einsum('oik,i->o', weight.flatten(2) if weight.ndim > 2 else weight[..., None], lost)
-        module.bias = nn.Parameter(more + (module.bias.detach() if module.bias is not None else 0))
+        module.bias = _new(module.weight, more + (module.bias.detach() if module.bias is not None else 0))
     module.weight = _new(module.weight, _part(weight, rows, columns))
     module.bias = _new(module.bias, _part(module.bias, rows))
     return rows, columns

@@ -6,7 +6,7 @@
 __all__ = ['local_part', 'local_mask', 'is_kept', 'check_choice']
 
 # %% ../nbs/21_keeping.ipynb #f52374f8
-import copy, functools, gc, hashlib, torch, warnings, weakref
+import copy, functools, hashlib, torch, warnings, weakref
 from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
@@ -143,14 +143,22 @@ def take(self: _LayerMasks, name, param):
     self.set(name, self.masks[name], param)
     _zero_said(self.guards[name])
 
+def _steps_on(layer, optimizer):
+    "Does an optimizer step on anything of a layer?"
+    params = {id(param) for group in optimizer.param_groups for param in group['params']}
+    own = [guard.param for guard in layer.guards.values()] + list(layer.module().parameters())
+    return any(id(param) in params for param in own)
+
 @patch
-def look(self: _LayerMasks):
-    "Guard the weights that the layer has now."
+def look(self: _LayerMasks, optimizer=None):
+    "Guard the weights that the layer has now; RuntimeError where that cannot be, unless another layer is trained."
     module = self.module()
     for name, guard in list(self.guards.items()) if module is not None else ():
         param = module._parameters.get(name)
-        if param is guard.param: continue
-        if param is None or not _stands_in(self, guard.param, param): self.take(name, param)
+        if param is guard.param or (param is not None and _stands_in(self, guard.param, param)): continue
+        try: self.take(name, param)
+        except RuntimeError:
+            if optimizer is None or _steps_on(self, optimizer): raise
 
 # %% ../nbs/21_keeping.ipynb #b3ad09d4
 def _is_foreign(weight, mask):
@@ -169,17 +177,11 @@ def _zero_said(guard):
     guard.zero()
 
 # %% ../nbs/21_keeping.ipynb #594d110b
-def _look(ref):
-    "Let the layer of a record look, if there still is one."
-    try: return ref().look() if ref() is not None else None
-    except RuntimeError as e: error = e.with_traceback(None)
-    gc.collect()
-    if ref() is not None: raise error
-
 def _after_step(optimizer, args, kwargs):
     "Look at all layers, and zero the masked weights that this optimizer may have moved."
     if not _guards: return
-    for ref in _held.valuerefs(): _look(ref)
+    for ref in _held.valuerefs():
+        if (layer := ref()) is not None: layer.look(optimizer)
     _compare_ranks()
     for group in optimizer.param_groups:
         for param in group['params']:

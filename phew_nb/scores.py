@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from . import report # adds `Masks.report`
 from .graph import PathGraph, as_graph, trace
+from .keeping import check_choice
 from .masks import Masks, n_kept, unwrapped
 from .models import as_generator, look_up
 from .state import as_found, random_kept
@@ -200,8 +201,7 @@ def pruning_task(model,         # a network, or its `PathGraph`
         graph = as_graph(input_size if isinstance(input_size, PathGraph) else model, input_size)
     masks = (None if isinstance(model, PathGraph) else Masks.of(model)) or {}
     k, left = n_kept(graph.total, density, kept), count_left(graph, masks)
-    if k > left: raise ValueError(
-        f"only {left:,} weights may be kept, by the masks that the model has; {k:,} were asked for")
+    check_choice(masks, k, left)
     return graph, k, masks
 
 # %% ../nbs/40_scores.ipynb #5207f9aa

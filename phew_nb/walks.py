@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from fastcore.basics import patch
 from tqdm.auto import tqdm
+from .keeping import check_choice
 from .masks import Masks, n_kept
 from .flow import graph_and_masks
 from .draws import seed_number, uniforms, walk_keys
@@ -95,8 +96,11 @@ def phew(model,               # a network, or its `PathGraph`
          **kwargs             # what else `walk_order` takes: `power`, `granularity`, `fork`, `scores`, ...
         ) -> Masks:           # the weights on the paths; raises ValueError where the density is out of reach
     "Masks by PHEW: paths with higher edge weights (section 4)."
+    remembers = masks is None
     graph, masks = graph_and_masks(model, input_size, masks)
-    if n_kept(graph.total, density, kept) == graph.total and abs(kwargs.get('power', 1)) != inf:
+    k, may = n_kept(graph.total, density, kept), graph.total - (masks.total - masks.kept if masks is not None else 0)
+    if remembers: check_choice(masks, min(k, may), may)
+    if k == graph.total and abs(kwargs.get('power', 1)) != inf:
         _in_reach(Walker(graph, masks, **kwargs), graph.total)
         return Masks.dense(graph.params)
     order = walk_order(graph, density, seed=seed, kept=kept, masks=masks, progress=progress, **kwargs)

@@ -9,6 +9,9 @@ from phew_nb.export import compact, dense_state, export_onnx, sparse_state
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20
 
+try: import onnx, onnxscript
+except ImportError: onnx = None
+
 def as_trained(model, seed=0):
     "Biases, shifts and statistics as training leaves them."
     gen = torch.Generator().manual_seed(seed)
@@ -102,6 +105,24 @@ def test_what_cannot_be_cut_stays_or_is_refused():
     assert n_weights(compact(normed, masks, (6,))) == n_weights(normed)
     with pytest.raises(ValueError, match='needs masks'): compact(normed, input_size=(6,))
     with pytest.raises(ValueError, match='another model'): compact(model, masks, (6,))
+
+def test_a_frozen_network_leaves_like_any_other(tmp_path):
+    for before in True, False:
+        model = as_trained(mlp([20, 30, 30, 5], seed=0))
+        masks = bottleneck(model)
+        if before: model.requires_grad_(False)
+        masks.keep(model)
+        model.requires_grad_(False)
+        state = torch.random.get_rng_state()
+        small = compact(model, input_size=(20,))
+        assert not any(p.requires_grad for p in small.parameters())
+        x = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(small(x), model(x))
+        again = mlp([20, 30, 30, 5], seed=1)
+        again.load_state_dict(dense_state(sparse_state(model, packed=True)))
+        torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+        if before and onnx: export_onnx(model, tmp_path/'net.onnx', (20,))
+        assert torch.equal(state, torch.random.get_rng_state()) and Masks.of(model) == masks
 
 def test_sparse_state(tmp_path):
     model = resnet20(10, seed=0)

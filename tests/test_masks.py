@@ -1,5 +1,5 @@
 "Masks stay at zero whatever trains the model, and come back from files and copies as they were."
-import copy, gc, io, os, pickle, subprocess, sys, weakref
+import copy, gc, io, os, pickle, subprocess, sys, warnings, weakref
 
 import hypothesis.strategies as st
 import pytest, torch
@@ -8,6 +8,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from phew_nb.masks import Masks, n_kept, unwrapped
+from phew_nb.models import mlp
+from phew_nb.pruners import prune
 
 def small_net(seed=0):
     torch.manual_seed(seed)
@@ -312,6 +314,20 @@ def test_a_crash_while_saving_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'replace', lambda *args: (_ for _ in ()).throw(OSError('disk full')))
     with pytest.raises(OSError, match='disk full'): (~masks).save(path)
     assert Masks.load(path) == masks and [p.name for p in tmp_path.iterdir()] == ['m']
+
+@pytest.mark.parametrize('method', ['random', 'magnitude', 'synflow', 'phew'])
+def test_pruned_once_more(method):
+    "A network that remembers its masks has no choice left at their density, and is told so."
+    model = mlp([6, 12, 12, 3], seed=0)
+    first = prune(model, method, .5, (6,)).apply(model)
+    with pytest.warns(UserWarning, match='the same masks come back'): again = prune(model, method, .5, (6,), seed=1)
+    assert again.jaccard(first) > .9
+    with pytest.raises(ValueError): prune(model, method, .8, (6,))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert prune(model, method, .2, (6,)) <= first
+        Masks.forget(model)
+        assert prune(mlp([6, 12, 12, 3], seed=1), method, .8, (6,)).kept > first.kept
 
 def test_import_is_light():
     code = "import sys, phew_nb.masks; print([m for m in ('fastai', 'pandas', 'torch._dynamo') if m in sys.modules])"

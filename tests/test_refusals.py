@@ -182,9 +182,7 @@ add('load_results: no folder', lambda d: load_results(d.folder/'no'), FileNotFou
 add('save_figure: no folder', lambda d: save_figure(__import__('matplotlib').figure.Figure(), d.folder/'no'/'x.png'), FileNotFoundError, 'cannot be written (No such file or directory)')
 
 # --- rows that do not hold yet, and why: take a row out here when it does
-floats = 'float masks are counted as if they were boolean'
-not_yet = {f'{name}: float masks': floats for name in ('path_trace', 'count_paths', 'widths', 'flops', 'layer_densities', 'list_paths')}
-not_yet |= {'sparse_learner: unknown amp': 'masks are applied before the name is read',
+not_yet = {'sparse_learner: unknown amp': 'masks are applied before the name is read',
             'gmp: more weights than there are': 'random states',
             'trace: a forward pass that fails': 'random states; the exception is not named where it has no text',
             'prune: a class': 'masks are looked for before the model is checked', 'prune: none': 'masks are looked for before the model is checked'}
