@@ -1,5 +1,5 @@
 "Static masks and masks that grow: `python bench/grow.py digits|cifar10`; each run is a line of `results/grow.csv`."
-import argparse, csv, sys, time, warnings
+import argparse, csv, time, warnings
 from pathlib import Path
 
 import torch

@@ -3,7 +3,6 @@ import argparse, gc, subprocess, sys, tempfile, time, warnings
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 warnings.filterwarnings('ignore')
@@ -174,7 +173,7 @@ def bench_compact(n, batch=128, width=1.):
     from phew_nb.export import compact
     from phew_nb.synflow import synflow
     model = vgg19(100, width=width, seed=0).to(memory_format=torch.channels_last)
-    masks = synflow(model, .028, (3, 32, 32), iterations=30).keep(model)
+    synflow(model, .028, (3, 32, 32), iterations=30).keep(model)
     small = compact(model, input_size=(3, 32, 32)).to(memory_format=torch.channels_last)
     Masks.of(small).keep(small)
     count = lambda m: sum(p.numel() for p in m.parameters() if p.ndim > 1)

@@ -5,7 +5,7 @@ A `Net` is a list of layers and joins between named units. It is written by hand
 gives the distribution of every step of a walk, and from it single walks, all paths with their probabilities, the
 probability that a walk visits each weight, and the probability that pruning keeps it.
 """
-import itertools, math, random
+import itertools, math
 from collections import defaultdict
 from functools import lru_cache
 

@@ -1,17 +1,17 @@
 "FORCE, NTK-SAP, Wanda and walks by scores: exact counts, refusals in words, networks left as found, values by a second way."
 import copy, math, warnings
 
-import numpy as np, pytest, torch, torch.nn.functional as F
+import pytest, torch, torch.nn.functional as F
 from torch import nn
 
-from phew_nb.baselines import (activation_scores, force, highest_per_row, input_rms, ntk_sap, phew_act, phew_snip, top_k_per_row, wanda)
+from phew_nb.baselines import (activation_scores, force, highest_per_row, input_rms, ntk_sap, phew_act, phew_snip, wanda)
 from phew_nb.graph import trace
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20
-from phew_nb.pruners import prune, pruners
+from phew_nb.pruners import prune
 from phew_nb.scores import iter_snip, snip_scores
 from phew_nb.walks import phew
-from test_scores import (Clips, Zeroes, assert_as_found, assert_same, build, data, described, failing, nasty, refused, snapshot, traced_once,
+from test_scores import (Clips, Zeroes, assert_as_found, assert_same, build, data, described, nasty, refused, snapshot, traced_once,
                          unusual)
 
 few = dict(force=dict(iterations=3), ntk_sap=dict(iterations=3))

@@ -11,7 +11,7 @@ from phew_nb.flow import Scaled, exact_count, exact_counts, linearised, path_flo
 from phew_nb.graph import Layer, trace
 from phew_nb.masks import Masks
 from phew_nb.models import mlp
-from phew_nb import report # adds `Masks.report`
+from phew_nb import report # adds `Masks.report` # noqa: F401
 
 # ---- every path of a small graph, one by one, without any of the code that is tested
 

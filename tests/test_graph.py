@@ -1,5 +1,5 @@
 "The path graph against autograd, against brute force, and on networks that are awkward."
-import copy, itertools, pickle, random, subprocess, sys, warnings
+import copy, itertools, pickle, random, subprocess, sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.nn.utils import parametrizations
 
-from awkward import C, Branch, Encoder, Fn, Loop, P, Program, Stochastic, kinds, models, seq
+from awkward import C, Branch, Fn, P, Program, kinds, models, seq
 from truth import Behind, compare, layer_ids
-from phew_nb.graph import Junction, Layer, PathGraph, TraceError, _plain, _run, as_graph, named_tensors, trace
+from phew_nb.graph import Layer, PathGraph, TraceError, _plain, _run, as_graph, named_tensors, trace
 from phew_nb.masks import Masks
 from phew_nb.numbers import Numbers
 from phew_nb.metrics import count_paths

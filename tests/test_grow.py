@@ -3,12 +3,11 @@ import multiprocessing, os, socket, warnings
 
 import pytest, torch
 from hypothesis import given, settings, strategies as st
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 warnings.filterwarnings('ignore', '.*torch.jit.script', FutureWarning)
 from fastai.callback.training import GradientAccumulation
-from fastai.optimizer import Adam, Lamb, RMSProp
+from fastai.optimizer import Adam, Lamb
 from fastai.vision.all import Callback
 
 from phew_nb.data import digits
@@ -212,7 +211,7 @@ def train_one_of_two(rank, path, port):
     place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, MASTER_PORT=port, MASTER_ADDR='127.0.0.1')
     os.environ.update({name: str(value) for name, value in place.items()})
     torch.set_num_threads(1)
-    import fastai.distributed # adds `distrib_ctx`
+    import fastai.distributed # adds `distrib_ctx` # noqa: F401
     learn = learner('walks', mlp([64, 16, 10], seed=0), masks=phew(mlp([64, 16, 10], seed=0), .3, (64,)))
     with quiet(learn), learn.distrib_ctx(sync_bn=False, cpu=True): learn.fit_recipe()
     result = dict(weights=learn.model.state_dict(), masks=dict(Masks.of(learn.model)), rows=learn.grow.rows)

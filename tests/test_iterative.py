@@ -1,9 +1,8 @@
 "Pruning that trains: exact schedules, weights put back to the bit, and a network that is as it was when something fails."
-import copy, math, random, warnings
+import math, random
 
 import numpy as np, pytest, torch, torch.nn.functional as F
 from hypothesis import given, strategies as st
-from torch import nn
 
 from phew_nb.data import digits
 from phew_nb.graph import trace

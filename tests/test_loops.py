@@ -329,7 +329,7 @@ def with_a_functional_call_between(model, masks):
 # --- fastai, low-rank adapters
 @row
 def fastai_freezes_and_unfreezes(model, masks):
-    import fastai.callback.progress, fastai.callback.schedule # give learners no_bar and fine_tune
+    import fastai.callback.progress, fastai.callback.schedule # give learners no_bar and fine_tune # noqa: F401
     from fastai.data.core import DataLoaders
     from fastai.data.load import DataLoader
     from fastai.learner import Learner

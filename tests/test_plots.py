@@ -1,5 +1,5 @@
 "Figures and tables, from records as users have them."
-import itertools, json, math, re, shutil, subprocess, sys
+import itertools, math, re, shutil, subprocess, sys
 
 import numpy as np, pandas as pd, pytest
 

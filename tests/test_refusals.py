@@ -1,6 +1,5 @@
 "What is refused, one row each: the exception, its words, and that models and random states are bit for bit as before."
 import random
-from types import SimpleNamespace
 
 import numpy as np, pytest, torch
 from torch import nn

@@ -1,11 +1,11 @@
 "Records on disk: whole or not there, claimed by one, and read in spite of what else lies about."
-import json, math, os, subprocess, sys, time, warnings
+import json, math, os, subprocess, sys, warnings
 from pathlib import Path
 
 import pandas as pd, pytest
 from hypothesis import given, settings, strategies as st
 
-from phew_nb import files, store as S
+from phew_nb import store as S
 from phew_nb.store import append_line, as_record, as_text, claim, load_results, read_failures, read_records, write_record
 
 base = dict(run='a', data='digits', model='mlp', method='phew', density=.1, seed=0)

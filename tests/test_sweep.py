@@ -1,5 +1,5 @@
 "Sweeps: killed, interrupted, beside others, on a bad disk: nothing is lost, and nothing is done twice."
-import json, os, signal, subprocess, sys, time
+import os, signal, subprocess, sys, time
 from dataclasses import replace
 from pathlib import Path
 

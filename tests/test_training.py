@@ -180,7 +180,7 @@ def train_one_of_two(rank, path, port, agree):
     place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, MASTER_PORT=port, MASTER_ADDR='127.0.0.1')
     os.environ.update({name: str(value) for name, value in place.items()})
     torch.set_num_threads(1)
-    import fastai.distributed # adds `distrib_ctx`
+    import fastai.distributed # adds `distrib_ctx` # noqa: F401
     learn = distributed_learner(seed=1 if agree else rank)
     try:
         with quiet(learn), learn.distrib_ctx(sync_bn=False, cpu=True):

@@ -4,7 +4,7 @@ Statistical tests compare exact binomial tails with a bound divided by the numbe
 that is right fails one test with probability below 1e-5. Seeds are fixed, so a test that passes once always passes.
 `pytest -m slow` runs the same tests with many more walks.
 """
-import copy, itertools, math, random, warnings
+import copy, itertools, math, random
 from collections import Counter, defaultdict
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ from phew_nb.metrics import list_paths
 from phew_nb.models import mlp, resnet20, vgg19
 from phew_nb.draws import MassTable
 from phew_nb.reach import reachable
-from phew_nb.steps import FirstVisits, Walker
+from phew_nb.steps import Walker
 from phew_nb.walks import (draw_paths, expected_visits, expected_walks, phew, uniforms, walk_keys, walk_order)
 from slow_walks import END, Law, Net
 
