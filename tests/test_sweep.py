@@ -150,6 +150,7 @@ def children(pid):
     rows = [line.split(None, 2) for line in found.splitlines()]
     return [int(child) for child,parent,args in rows if int(parent) == pid and 'spawn_main' in args]
 
+@pytest.mark.slow
 def test_killed_worker(tmp_path):
     "A worker is killed in the middle of a long run: another goes on with it, from its checkpoint."
     out = tmp_path/'results'
@@ -159,6 +160,7 @@ def test_killed_worker(tmp_path):
     assert process.wait() == 0, process.stderr.read()
     assert sorted(r['seed'] for r in read_records(out)) == [0, 1, 2] and not read_failures(out)
 
+@pytest.mark.slow
 def test_a_run_that_kills_its_worker_is_given_up(tmp_path):
     "As when memory is short; the others are done."
     out = tmp_path/'results'
