@@ -54,7 +54,7 @@ def measure(job, device='cpu'):
     net = config_model(config, size, 10).to(device)
     masks = config_masks(config, net, size, config_data(config) if config.method in need_data else None).to('cpu')
     seconds = time.time() - start
-    return job | graph_measures(net.cpu(), trace(net, size), masks) | dict(seconds=round(seconds, 1), device=device)
+    return job | dict(data='cifar10') | graph_measures(net.cpu(), trace(net, size), masks) | dict(seconds=round(seconds, 1), device=device)
 
 # ----- grids: runs of training, with masks moved or weights drawn anew in between
 
