@@ -25,7 +25,7 @@ def as_table(records # dicts, a DataFrame, or the folder that holds them
             ) -> pd.DataFrame: # a row a run; ValueError where there are none, or they lack what a run has
     "Records as a table."
     if isinstance(records, (str, Path)):
-        from phew_nb.experiments import load_results
+        from phew_nb.store import load_results
         records = load_results(records)
     table = pd.DataFrame(records)
     if not len(table): raise ValueError('there are no records to show: no run has finished')

@@ -194,7 +194,7 @@ def write_report(folder:str|Path, # of results
                  out:str|Path|None=None, # the page; None: `report.html` in the folder
                 ) -> Path: # of the page; FileNotFoundError where there are no results
     "Write the page for a folder of results."
-    from phew_nb.experiments import read_records, records_file
+    from phew_nb.store import read_records
     folder = Path(folder)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
@@ -203,6 +203,6 @@ def write_report(folder:str|Path, # of results
     if not records and not failed: raise FileNotFoundError(
         f"there are no results in '{folder}': name the folder that a sweep or phew_compare wrote to")
     path = Path(out) if out else folder/'report.html'
-    notes = [str(w.message) for w in said if w.category is UserWarning]
+    notes = [str(w.message).replace(f'{folder}/', '') for w in said if w.category is UserWarning]
     write_bytes(path, report_html(records, failed, notes, folder.absolute().name).encode())
     return path

@@ -9,7 +9,7 @@ from phew_nb.export import compact, dense_state, export_onnx, sparse_state
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20
 
-try: import onnx, onnxscript
+try: import onnx, onnxscript # noqa: F401
 except ImportError: onnx = None
 
 def as_trained(model, seed=0):
