@@ -2,7 +2,7 @@
 
 `python experiments/little_data.py` writes results/little_data.csv, a row for each data set, method, number of weights, learning rate
 and seed; rows that are there already are not computed again."""
-import csv, math, sys, time
+import csv, math
 from pathlib import Path
 
 import torch, torch.nn.functional as F
@@ -14,7 +14,7 @@ from phew_nb.pruners import prune
 
 out = Path(__file__).resolve().parent.parent/'results'/'little_data.csv'
 methods = 'phew', 'phew_snip', 'phew_act', 'snip', 'synflow'
-rates, seeds, epochs = (.03, .1, .3), range(5), 12
+rates, seeds, epochs = (.03, .1, .3, 1.), range(5), 12
 fields = 'data inputs method density kept lr seed held_out test'.split()
 
 def parts(x, y, sizes):
@@ -65,8 +65,8 @@ def train_all(weights, masks, lrs, sets, seed=0):
             opt.step(); done += 1
     with torch.no_grad(): return [(run(x).argmax(2) == y).double().mean(1) for x, y in others]
 
-def cell(name, inputs, sets, method, density, kept):
-    "All learning rates and seeds of a method at a number of weights."
+def cell(name, inputs, sets, method, density, kept, rates):
+    "All seeds of a method at a number of weights, at some learning rates."
     sizes, models, masks = [sets[0][0].shape[1], 100, 100, 10], [], []
     for seed in seeds:
         models.append(mlp(sizes, seed=seed))
@@ -82,7 +82,7 @@ def cell(name, inputs, sets, method, density, kept):
                    held_out=round(float(held[i]), 4), test=round(float(test[i]), 4))
 
 def main():
-    done = {(r['data'], r['inputs'], r['method'], r['density']) for r in csv.DictReader(out.open())} if out.exists() else set()
+    done = {(r['data'], r['inputs'], r['method'], r['density'], r['lr']) for r in csv.DictReader(out.open())} if out.exists() else set()
     if not out.exists(): out.write_text(','.join(fields) + '\n')
     for name, densities in dict(digits=(.02, .05), mnist_5000=(.01, .02)).items():
         sets = load(name.split('_')[0])
@@ -90,11 +90,12 @@ def main():
         for inputs, data in {'all': sets, 'without dead pixels': without_dead(sets)}.items():
             for density in densities if inputs == 'all' else densities[:1]:
                 for method in methods:
-                    if (name, inputs, method, str(density)) in done: continue
-                    start, rows = time.time(), list(cell(name, inputs, data, method, density, round(density*total)))
+                    left = [lr for lr in rates if (name, inputs, method, str(density), str(lr)) not in done]
+                    if not left: continue
+                    rows = list(cell(name, inputs, data, method, density, round(density*total), left))
                     with out.open('a', newline='') as f: csv.DictWriter(f, fields, lineterminator='\n').writerows(rows)
-                    best = max(rates, key=lambda lr: sum(r['held_out'] for r in rows if r['lr'] == lr))
-                    mean = sum(r['test'] for r in rows if r['lr'] == best)/len(seeds)
-                    print(f'{name:10} {inputs:20} {density:6} {method:10} lr {best:<5} {mean:.3f}  ({time.time()-start:.0f} s)', flush=True)
+                    for lr in left:
+                        of = lambda part: sum(r[part] for r in rows if r['lr'] == lr)/len(seeds)
+                        print(f'{name:10} {inputs:20} {density:6} {method:10} lr {lr:<5} held out {of("held_out"):.3f} test {of("test"):.3f}', flush=True)
 
 if __name__ == '__main__': main()

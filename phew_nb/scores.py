@@ -200,8 +200,8 @@ def pruning_task(model,         # a network, or its `PathGraph`
     with torch.inference_mode(False), torch.autocast('cpu', enabled=False), torch.autocast('cuda', enabled=False):
         graph = as_graph(input_size if isinstance(input_size, PathGraph) else model, input_size)
     masks = (None if isinstance(model, PathGraph) else Masks.of(model)) or {}
-    k, left = n_kept(graph.total, density, kept), count_left(graph, masks)
-    check_choice(masks, k, left)
+    k = n_kept(graph.total, density, kept)
+    check_choice(masks, k, count_left(graph, masks))
     return graph, k, masks
 
 # %% ../nbs/40_scores.ipynb #5207f9aa
