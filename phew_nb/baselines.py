@@ -252,15 +252,6 @@ def activation_scores(model:nn.Module,       # the network
     return {name: (p.detach().to(rms[name].dtype).abs()*rms[name]) for name, p in graph.params.items()}
 
 # %% ../nbs/42_baselines.ipynb #41b772c8
-def _walked(model, graph, scores, density, seed, kept, kwargs):
-    "PHEW, where scores stand for the magnitudes of the weights."
-    masks, own = Masks.of(model), {name: p.data for name, p in graph.params.items()}
-    try:
-        for name, p in graph.params.items(): p.data = torch.empty_like(p).copy_(scores[name])
-        return phew(graph, density, seed=seed, kept=kept, **dict(masks=masks) | kwargs)
-    finally:
-        for name, p in graph.params.items(): p.data = own[name]
-
 def phew_snip(model:nn.Module,       # the network
               density:float=None,    # fraction of weights kept, in (0, 1]
               input_size=None,       # size of one input without the batch, or the network's `PathGraph`
@@ -275,7 +266,7 @@ def phew_snip(model:nn.Module,       # the network
     dl = data_batches(model, dl)
     graph, *_ = pruning_task(model, input_size, density, kept)
     scores = snip_scores(model, graph, dl, loss, batch_stats=batch_stats)
-    return _walked(model, graph, scores, density, seed, kept, kwargs)
+    return phew(model, density, graph, seed, kept, scores=scores, **kwargs)
 
 def phew_act(model:nn.Module,       # the network
              density:float=None,    # fraction of weights kept, in (0, 1]
@@ -289,7 +280,7 @@ def phew_act(model:nn.Module,       # the network
     "PHEW whose walks go by activation scores, |w| times the root mean square of its inputs, in place of |w|."
     dl = data_batches(model, dl)
     graph, *_ = pruning_task(model, input_size, density, kept)
-    return _walked(model, graph, activation_scores(model, graph, dl, batch_stats), density, seed, kept, kwargs)
+    return phew(model, density, graph, seed, kept, scores=activation_scores(model, graph, dl, batch_stats), **kwargs)
 
 # %% ../nbs/42_baselines.ipynb #d302f117
 def _level(limits, k):
