@@ -495,3 +495,173 @@ def test_what_is_no_optimizer_is_refused():
     for bad, words in (3, 'a method step, got int'), (O.SGD, 'got the class SGD'), ([], 'got list'), (Slots(), 'after each of its steps'):
         with pytest.raises(TypeError, match=words): choose(model).keep(model, bad)
     assert Masks.of(model) is None and all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values()))
+
+# --- several processes: each case runs on all of them, on the CPU, and says what it has against itself
+spread = {}
+def case(f): spread[f.__name__.replace('_', ' ')] = f; return f
+
+def whole(p): return p.full_tensor() if hasattr(p, 'full_tensor') else p
+def check_spread(model, masks):
+    params = {n: whole(p) for n, p in unwrapped(model).named_parameters()}
+    for name, mask in masks.items():
+        assert (params[name][~mask] == 0).all() and (params[name][mask] != 0).all(), name
+    assert Masks.of(model) == masks
+
+def steps(model, masks, opt, n=3, **kwargs):
+    for i in range(n): train(model, opt, 1); check_spread(model, masks)
+
+def fully_sharded(model):
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(model[2]); fully_shard(model)
+    return model
+
+@case
+def keep_then_fully_shard(rank, world):
+    model = make()
+    masks = choose(model).keep(model)
+    steps(fully_sharded(model), masks, sgd(model))
+
+@case
+def fully_shard_then_keep(rank, world):
+    model = fully_sharded(make())
+    masks = choose(make()).keep(model)
+    opt = O.AdamW(model.parameters(), .01, weight_decay=.1)
+    steps(model, masks, opt)
+    loss_of(model).backward()
+    for name, mask in masks.items(): assert (whole(model.get_parameter(name).grad)[~mask] == 0).all()
+
+@case
+def fully_shard_with_momentum_of_the_dense(rank, world):
+    model = fully_sharded(make())
+    opt = with_past(model)
+    masks = choose(make())
+    masks.keep(model, opt)
+    for name, mask in masks.items(): assert (whole(opt.state[model.get_parameter(name)]['momentum_buffer'])[~mask] == 0).all()
+    steps(model, masks, opt)
+
+@case
+def fully_shard_same_as_alone(rank, world):
+    "Sharded and kept, the same weights come out as on one process."
+    alone, model = make(), make()
+    for net in alone, model: choose(make()).keep(net)
+    fully_sharded(model)
+    for net in alone, model:
+        net[2][1] = nn.Identity() # batch statistics would be those of a part
+        steps(net, choose(make()), sgd(net, momentum=0.))
+    for a, b in zip(alone.parameters(), model.parameters()): torch.testing.assert_close(whole(b), a)
+
+@case
+def fully_shard_gathered_is_refused(rank, world):
+    model = fully_sharded(make())
+    model.set_reshard_after_backward(False)
+    opt = sgd(model)
+    train(model, opt, 1)
+    with pytest.raises(ValueError, match=r'call model.reshard\(\)'): choose(make()).keep(model)
+    model = make()
+    masks = choose(model).keep(model)
+    fully_sharded(model).set_reshard_after_backward(False)
+    with pytest.raises(RuntimeError, match=r'call model.reshard\(\) before the step'): train(model, sgd(model), 1)
+    Masks.forget(model)
+
+@case
+def fully_shard_kept_then_left_gathered(rank, world):
+    model = fully_sharded(make())
+    masks = choose(make()).keep(model)
+    model.set_reshard_after_backward(False)
+    train(model, sgd(model))
+    model.reshard()
+    check_spread(model, masks)
+
+def in_parallel(model, world):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    plan = {'0': ColwiseParallel(output_layouts=Replicate()), '3': RowwiseParallel(input_layouts=Replicate())}
+    return parallelize_module(model, init_device_mesh('cpu', (world,)), plan)
+
+@case
+def keep_then_tensor_parallel(rank, world):
+    model = make()
+    masks = choose(model).keep(model)
+    steps(in_parallel(model, world), masks, sgd(model, foreach=False))
+
+@case
+def tensor_parallel_then_keep(rank, world):
+    model = in_parallel(make(), world)
+    masks = choose(make()).keep(model)
+    steps(model, masks, sgd(model, foreach=False))
+
+@case
+def flat_weights_of_fsdp_are_refused(rank, world):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    for original in True, False:
+        model = make()
+        choose(model).keep(model)
+        with pytest.raises(ValueError, match='use fully_shard'):
+            FullyShardedDataParallel(model, use_orig_params=original, device_id=torch.device('cpu'))
+        wrapped = FullyShardedDataParallel(make(), use_orig_params=original, device_id=torch.device('cpu'))
+        for call in choose(make()).keep, choose(make()).apply:
+            with pytest.raises(ValueError, match='use fully_shard'): call(wrapped)
+
+def data_parallel_of(rank, differ, before, plain=False):
+    model = make()
+    masks = choose(model, seed=1 + differ*rank)
+    if before: masks.keep(model)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    if not before: masks.keep(model if plain else wrapped)
+    return wrapped, masks
+
+@case
+def distributed_data_parallel(rank, world):
+    for before, plain in (True, False), (False, False), (False, True):
+        model, masks = data_parallel_of(rank, False, before, plain)
+        steps(model, masks, sgd(model))
+
+@case
+def masks_that_differ_by_rank_are_refused(rank, world):
+    for before, plain in (True, False), (False, False), (False, True):
+        model, masks = data_parallel_of(rank, True, before, plain)
+        with pytest.raises(RuntimeError, match=f'hold other masks than rank {rank}'): train(model, sgd(model), 1)
+
+def a_process(rank, world, port, names, queue):
+    "Runs cases one after the other; tells what was wrong with each, or ''."
+    import os, traceback
+    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+    torch.set_num_threads(1)
+    warnings.simplefilter('ignore')
+    torch.distributed.init_process_group('gloo')
+    for name in names:
+        try: spread[name](rank, world); wrong = ''
+        except BaseException: wrong = traceback.format_exc()
+        queue.put((name, wrong))
+        if wrong: break # the others may be waiting for this one
+    torch.distributed.destroy_process_group()
+
+def free_port():
+    import socket
+    with socket.socket() as s: s.bind(('127.0.0.1', 0)); return s.getsockname()[1]
+
+def run_spread(world, names):
+    "What each case had against itself, on any of the processes."
+    context, found = torch.multiprocessing.get_context('spawn'), {}
+    queue, port = context.Queue(), free_port()
+    processes = [context.Process(target=a_process, args=(rank, world, port, names, queue), daemon=True) for rank in range(world)]
+    for p in processes: p.start()
+    try:
+        for _ in range(world*len(names)):
+            name, wrong = queue.get(timeout=120)
+            found[name] = found.get(name, '') + wrong
+            if wrong: break
+    finally:
+        for p in processes: p.terminate() if any(found.values()) else p.join(30)
+    return found
+
+@pytest.fixture(scope='module')
+def two_processes(): return run_spread(2, list(spread))
+
+@pytest.mark.parametrize('name', spread)
+def test_on_two_processes(two_processes, name):
+    assert two_processes.get(name, 'an earlier case failed') == ''
+
+@pytest.mark.slow
+def test_on_four_processes(): assert not any(run_spread(4, list(spread)).values())
