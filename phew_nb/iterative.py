@@ -53,6 +53,10 @@ def _state(model):
     "A copy of weights and buffers."
     return {name: t.detach().clone() for name, t in unwrapped(model).state_dict().items()}
 
+def _masked(state, masks):
+    "A copy of weights and buffers with zeros where masks have none."
+    return {name: t.masked_fill(~masks[name].to(t.device), 0) if name in masks else t for name, t in state.items()}
+
 def _set_state(model, state): unwrapped(model).load_state_dict(state)
 
 # %% ../nbs/52_iterative.ipynb #20568a71
@@ -171,7 +175,7 @@ def lottery(model:nn.Module,      # the network, trained and put back in place
             _note_row(rows, left, _train(model, dls, recipe, epochs, loss, own, **kwargs))
             if rewind and isinstance(own[0], Remember): early, own = own[0].state, [StartAt(rewind)]
             masks, left = _shrink(model, graph, n, scope), n
-            _set_state(model, early)
+            _set_state(model, _masked(early, masks))
     return _warn_of_empty(masks)
 
 # %% ../nbs/52_iterative.ipynb #7caa4d27
