@@ -115,7 +115,7 @@ def made_by(self: Replay, func, args, kwargs, out, made):
     first = made[0]
     new = (out[0] if isinstance(out, (list, tuple)) else out).to(self.dtype).abs()**self.power
     was = first.plain.to(self.dtype).abs()**self.power
-    by = new*torch.where(was > 0, first.by/was.masked_fill(was == 0, 1), (first.by > 0).to(new))
+    by = new*torch.where(was > 0, first.by/was.masked_fill(was == 0, 1), 1.)
     return [by] + [None]*(len(out) - 1) if isinstance(out, (list, tuple)) else by
 
 @patch

@@ -236,11 +236,11 @@ def writes(func, args, kwargs) -> list:
 
 def out_of_place(func):
     "The operation that gives a new tensor where `func` writes to one; itself if there is none."
-    names = [a.name for a in func._schema.arguments if not a.is_out]
+    takes = lambda schema: [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
     packet = getattr(getattr(torch.ops, func.namespace), plain_name(func), func._overloadpacket)
     for overload in sorted(packet.overloads(), key=lambda o: o != func._overloadname):
         found = getattr(packet, overload)
-        if not found._schema.is_mutable and [a.name for a in found._schema.arguments] == names: return found
+        if not found._schema.is_mutable and takes(found._schema) == takes(func._schema): return found
     return func
 
 relabels = frozenset('as_strided t transpose squeeze unsqueeze swapaxes swapdims detach resize set'.split())
@@ -524,7 +524,8 @@ def matmul(self:Tracer, a, b, out):
     x, y = self.of(a), self.of(b)
     if x is not None and y is not None: return self.moved.put(out, product(self, x, y)) or True
     if x is None and y is None:
-        return any(self.constant_layer(t) for t in (a, b) if self.is_weight(t))
+        weights = [t for t in (b, a) if self.is_weight(t)] # (of two made tensors, the second is the layer's)
+        return self.constant_layer(weights[0]) if weights else False
     if x is not None:
         if self.is_weight(b): return self.put(out, self.linear(b.transpose(-1, -2), x, out))
         return self.moved.put(out, constant_product(self, x, b)) or True

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from torch import nn
 
 from phew_nb.graph import trace
+from phew_nb.linearised import linearised
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20, vgg19
 from phew_nb.scores import random_pruning, steps_down
@@ -347,3 +348,45 @@ def test_a_chain_keeps_all_its_layers():
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         for f in (synflow, synflow_l2): assert min(f(model, .01, (3, 32, 32), iterations=100).widths.values()) > 0
+
+# --- the linearised network, against the real one made linear by hand ----------------------------------------------------
+
+families = '''alexnet vgg11_bn resnet18 resnet50 resnext50_32x4d'''.split()
+
+class Scale(nn.Module):
+    "A normalisation that is its weight alone."
+    def __init__(self, weight, last):
+        super().__init__()
+        self.weight, self.last = weight, last
+    def forward(self, x): return x*(self.weight if self.last else self.weight.view(-1, 1, 1))
+
+def by_hand(model):
+    "A copy of a network with magnitudes for weights, zeros for biases and means, and no activations: it is linear (but for maxima)."
+    model = copy.deepcopy(model).double().eval()
+    for m in list(model.modules()):
+        for name, child in list(m.named_children()):
+            if isinstance(child, (nn.ReLU, nn.ReLU6, nn.GELU, nn.Dropout)): setattr(m, name, nn.Identity())
+            if isinstance(child, nn.LayerNorm): setattr(m, name, Scale(child.weight, type(child) is nn.LayerNorm))
+        if hasattr(m, 'running_mean') and m.running_mean is not None: m.running_mean.zero_()
+    with torch.no_grad():
+        for name, p in model.named_parameters(): p.abs_() if not name.endswith('bias') else p.zero_()
+    return model
+
+@pytest.mark.parametrize('name', families)
+def test_the_linearised_network_is_the_real_one_made_linear(name):
+    torchvision = pytest.importorskip('torchvision')
+    torch.manual_seed(0)
+    more = dict(aux_logits=False, init_weights=False) if name in ('googlenet', 'inception_v3') else {}
+    if name in ('fcn_resnet50', 'deeplabv3_resnet50'): more = dict(weights_backbone=None)
+    model = torchvision.models.get_model(name, weights=None, num_classes=4, **more)
+    n = 75 if name == 'inception_v3' else 64 if name in ('alexnet', 'vgg11', 'vgg11_bn') else 32
+    size = (3, 16, n, n) if name == 's3d' else (3, 4, n, n) if name in ('r3d_18', 'mc3_18', 'r2plus1d_18') else (3, n, n)
+    net, hand = linearised(model), by_hand(model)
+    out = hand(torch.ones(1, *size, dtype=torch.float64))
+    total, grads = net.gradients(*net.ones(size))
+    truth = (out['out'] if isinstance(out, dict) else out).sum()
+    truth.backward()
+    assert float(total) == pytest.approx(float(truth.detach()), rel=1e-9) and float(total) > 0
+    theirs = dict(hand.named_parameters())
+    for layer, grad in grads.items():
+        if layer in theirs and theirs[layer].ndim > 1: torch.testing.assert_close(grad, theirs[layer].grad, rtol=1e-7, atol=1e-9*float(grad.max()))
