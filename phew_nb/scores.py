@@ -663,8 +663,3 @@ def grasp(model:nn.Module,        # the network
     dl = data_batches(model, dl)
     graph, k, masks = pruning_task(model, input_size, density, kept)
     return warned(top_k(grasp_scores(model, graph, dl, loss, temperature, batch_stats), k, among=masks), graph)
-
-# %% ../nbs/40_scores.ipynb #c663af76
-_at, _check_finite, _count_left, _n_true, _note, _task, _where = ( # until all modules use the public names
-    elements_at, check_finite, count_left, n_true, warned, pruning_task, true_places)
-_level = caller_level

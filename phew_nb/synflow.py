@@ -13,14 +13,15 @@ from .flow import Edges, flow_through, is_wide
 from .linearised import linearised
 from .graph import Layer, PathGraph
 from .masks import Masks, unwrapped
-from .scores import _at, _check_finite, _count_left, _n_true, _note, _task, _where, highest, steps_down
+from .scores import (check_finite, count_left, elements_at, highest, n_true, pruning_task, steps_down,
+                            true_places, warned)
 
 # %% ../nbs/41_synflow.ipynb #64a81f85
 class _Strengths:
     "The positive weights of a network, in one tensor, and a score for each."
     def __init__(self, graph, masks, power, squared, dtype, device):
         self.params = graph.params
-        _check_finite({name: p.detach() for name, p in graph.params.items()}, 'weights')
+        check_finite({name: p.detach() for name, p in graph.params.items()}, 'weights')
         n = graph.total
         self.theta, self.score = torch.empty(n, dtype=dtype, device=device), torch.empty(n, dtype=dtype, device=device)
         self.alive = torch.ones(n, dtype=torch.bool, device=device)
@@ -29,7 +30,7 @@ class _Strengths:
         for name, p in graph.params.items(): self.views[name].copy_(p.detach()).abs_()
         for name in masks or {}:
             if name in alive: alive[name].copy_(masks[name])
-        self.left = _n_true(self.alive)
+        self.left = n_true(self.alive)
         self.theta.masked_fill_(~self.alive, 0)
         self.factor = self.theta if power == 1 or squared else self.theta.clone()
         if power == 2: self.theta.square_()
@@ -50,24 +51,24 @@ def _keep_best(s, n):
     "Keep the `n` highest scores of those that are alive; the others' weights become zero."
     if s.places is None: lost = _lost_of_all(s, n)
     else:
-        keep = _best(_at(s.score, s.places), n)
-        lost, s.places = _at(s.places, _where(~keep)), _at(s.places, _where(keep))
+        keep = _best(elements_at(s.score, s.places), n)
+        lost, s.places = elements_at(s.places, true_places(~keep)), elements_at(s.places, true_places(keep))
     s.alive.index_fill_(0, lost, False)
     for flat in {id(t): t for t in (s.theta, s.factor)}.values(): flat.index_fill_(0, lost, 0)
     s.left = n
-    if s.places is None and n < len(s.alive)/4: s.places = _where(s.alive) # from here on look at these only
+    if s.places is None and n < len(s.alive)/4: s.places = true_places(s.alive) # from here on look at these only
 
 def _lost_of_all(s, n):
     "Places of the weights that are lost where the `n` highest scores are kept."
-    lost = _where(s.alive ^ _best(s.score, n))
+    lost = true_places(s.alive ^ _best(s.score, n))
     if len(lost) == s.left - n: return lost
-    return _where(s.alive ^ _best(s.score.masked_fill(~s.alive, -1), n)) # one of the best had been lost before
+    return true_places(s.alive ^ _best(s.score.masked_fill(~s.alive, -1), n)) # one of the best had been lost before
 
 def _flow_steps(graph, s, steps, gradients, watch):
     "Prune step by step, to the numbers in `steps`; `gradients()` gives the derivatives by `s.views`."
     for i, n in enumerate(steps):
         for name, grad in gradients().items(): torch.mul(grad, s.factors[name].detach(), out=s.scores[name])
-        if i == 0: _check_finite(s.scores) # positive sums only fall from here
+        if i == 0: check_finite(s.scores) # positive sums only fall from here
         _keep_best(s, n)
         if watch: watch(i, Masks({name: mask.cpu() for name, mask in s.split(s.alive).items()}))
     return Masks({name: mask.cpu() for name, mask in s.split(s.alive).items()})
@@ -154,12 +155,12 @@ def _edge_gradients(flow):
 @torch.inference_mode(False)
 @torch.no_grad()
 def _prune(model, density, input_size, kept, iterations, spatial, skips, dtype, watch, power, squared):
-    graph, k, masks = _task(model, input_size, density, kept)
+    graph, k, masks = pruning_task(model, input_size, density, kept)
     device = next(iter(graph.params.values())).device if spatial else 'cpu'
     s = _Strengths(graph, masks, power, squared, dtype if spatial else torch.float64, device)
-    steps = steps_down(_count_left(graph, masks), k, iterations)
+    steps = steps_down(count_left(graph, masks), k, iterations)
     gradients = _ByPixels(model, graph, s, power, masks, input_size) if spatial else _by_paths(graph, s, power, skips)
-    return _note(_flow_steps(graph, s, steps, gradients, watch), graph)
+    return warned(_flow_steps(graph, s, steps, gradients, watch), graph)
 
 def synflow(model,                # a network; with `spatial=False` its `PathGraph` will do
             density:float=None,   # fraction of weights kept, in (0, 1]
