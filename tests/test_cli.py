@@ -239,7 +239,7 @@ def test_interrupted_and_gone_on_with(tmp_path):
     process = started(*words)
     while process.poll() is None and len(read_records(tmp_path)) < 2: time.sleep(.01)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     done = len(read_records(tmp_path))
     assert process.returncode == 130 and out == '' and 'Traceback' not in err
     assert 'goes on' in err
@@ -282,12 +282,12 @@ def test_a_closed_pipe(words):
     os.close(read)
     process = started(*words, stdout=write)
     os.close(write)
-    assert process.communicate(timeout=60)[1] == '' and process.returncode == 141
+    assert process.communicate(timeout=300)[1] == '' and process.returncode == 141
 
 @pytest.mark.skipif(not Path('/dev/full').exists(), reason='no full device')
 def test_a_full_disk_is_said(tmp_path):
     with open('/dev/full', 'w') as full: process = started('--list', stdout=full)
-    assert process.communicate(timeout=60)[1] == 'phew_compare: the output cannot be written (No space left on device)\n'
+    assert process.communicate(timeout=300)[1] == 'phew_compare: the output cannot be written (No space left on device)\n'
     assert process.returncode == 1
 
 def test_the_table_survives_a_full_disk(tmp_path, capsys, monkeypatch):

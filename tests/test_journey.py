@@ -86,7 +86,7 @@ def test_journey(tmp_path, monkeypatch):
     process = begin(10)
     process.send_signal(signal.SIGTERM)
     said = process.communicate()[1]
-    assert f'of 72 runs are recorded in results' in said and 'the same call goes on' in said
+    assert 'of 72 runs are recorded in results' in said and 'the same call goes on' in said
     first = {p.name: p.read_bytes() for p in Path('results/records').iterdir()}
     process = begin(len(first) + 10)
     process.kill(); process.wait()
