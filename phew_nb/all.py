@@ -13,6 +13,7 @@ from .counts import *
 from .report import *
 from .linearised import *
 from .walks import *
+from .patterns import *
 from .scores import *
 from .synflow import *
 from .baselines import *

@@ -280,6 +280,7 @@ def start_units(self: Side, turns, keys, shift=0):
     "Where the walks start whose turn it is."
     return self.starts[(turns + shift) % len(self.starts)]
 
+# %% ../nbs/31_steps.ipynb #636c56d8
 @patch
 def walk(self: Side,
          turns: Tensor, # (n,) numbers of walks on this side
@@ -292,7 +293,8 @@ def walk(self: Side,
         here = (node == i).nonzero().view(-1)
         if not len(here): continue
         table, step = self.tables[i], (i + 1)*4096
-        entry = table.draw(row[here], uniforms(keys[here], step + 4095))
+        entry = self.pick(i, here, row[here], keys[here])
+        if (stuck := entry < 0).any(): here, entry = here[~stuck], entry[~stuck]
         group, line = row[here]//table.size[1], row[here] % table.size[1]
         other, k = entry//table.size[3], entry % table.size[3]
         o, c = (other, line) if self.forward else (line, other)
@@ -300,6 +302,16 @@ def walk(self: Side,
             k = self._in_kernel(i, group, o, c, uniforms(keys[here], step + 4094))
         yield i, here, group, o, c, k
         node[here], row[here] = self.routes.follow(self.units[i][group, other], keys[here], step)
+
+# %% ../nbs/31_steps.ipynb #34c4dae0
+@patch
+def pick(self: Side, i,  # number of the layer
+         here: Tensor,   # (n,) walks of the batch
+         rows: Tensor,   # (n,) rows of the table at which they are
+         keys: Tensor    # (n,) their keys
+        ) -> Tensor: # (n,) entries; -1 where there is nothing to take
+    "An entry of its row for each walk."
+    return self.tables[i].draw(rows, uniforms(keys, (i + 1)*4096 + 4095))
 
 # %% ../nbs/31_steps.ipynb #dec6c790
 @patch
@@ -341,10 +353,9 @@ class Walker:
         self.granularity, self.start = granularity, start
         scores = None if scores is None else check_scores(graph, scores)
         self._prepare(scores, skips)
-        ways = {'both': (True, False), 'forward': (True,), 'backward': (False,)}[direction]
-        args = self.weights, self.live, self.power
+        ways, args = dict(both=(True, False), forward=(True,), backward=(False,)), (self.weights, self.live, self.power)
         if law == 'paths': self.sides = [PathSide(graph, *args, skips)]
-        else: self.sides = [Side(graph, forward, *args, fork, skips) for forward in ways]
+        else: self.sides = [Side(graph, forward, *args, fork, skips) for forward in ways[direction]]
         self.device = self.sides[0].device
 
 # %% ../nbs/31_steps.ipynb #47bb9745
@@ -487,13 +498,12 @@ def _row_ways(self: PathSide, i):
     return self.flow.edges[i].through(state.take(layer.dst), back=True)[..., 0].map(lambda t: t.reshape(-1))
 
 # %% ../nbs/31_steps.ipynb #77b35936
-_never = 2**31 - 1
-
 class FirstVisits:
     "For each weight (in the parameter's memory) the first walk that used it."
+    never = 2**31 - 1
     def __init__(self, walker: Walker):
         self.walker, self.graph = walker, walker.graph
-        self.first = {name: torch.full((p.numel(),), _never, dtype=torch.int32, device=walker.device)
+        self.first = {name: torch.full((p.numel(),), self.never, dtype=torch.int32, device=walker.device)
                       for name, p in self.graph.params.items()}
         names = [layer.name for layer in self.graph.layers]
         self.shared = {name for name in names if names.count(name) > 1} | {
@@ -528,7 +538,7 @@ def extend(self: FirstVisits,
 def _note(self: FirstVisits, name, place, walks):
     "Write down first visits; returns for each new weight the walk that brought it."
     first = self.first[name]
-    fresh = first.take(place) == _never
+    fresh = first.take(place) == self.never
     place, walks = place[fresh], walks[fresh]
     first.scatter_reduce_(0, place, walks, 'amin')
     mine = first.take(place) == walks

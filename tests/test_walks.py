@@ -1078,3 +1078,62 @@ def test_the_round_begins_where_the_seed_says():
         begins.add(paths[0][0][0])
     assert len(begins) > 10
     assert phew(graph, .2, seed=1, start='seed') == walk_order(graph, .5, seed=1, start='seed').masks(.2)
+
+# --- patterns ---------------------------------------------------------------------------------------------------------
+
+def fitting_after(graph, walks, n, m):
+    "{place: probability that it is held after so many walks that fit n:m}, over all sets; of a chain of linear layers."
+    names, ws = list(graph.params), [p.detach().abs().double() for p in graph.params.values()]
+    def is_open(l, o, i, held):
+        group = [(l, o, j) for j in range(i//m*m, i//m*m + m)]
+        return (l, o, i) in held or sum(at in held for at in group) < n
+    def steps(unit, l, forward, held):
+        if not 0 <= l < len(ws): yield 1., (); return
+        ways = [(o, unit) for o in range(len(ws[l]))] if forward else [(unit, i) for i in range(ws[l].shape[1])]
+        ways = [(o, i) for o, i in ways if is_open(l, o, i, held)]
+        total = sum(float(ws[l][o, i]) for o, i in ways)
+        if not ways: yield 1., None # stuck
+        for o, i in ways:
+            for p, rest in steps(o if forward else i, l + (1 if forward else -1), forward, held):
+                yield p*float(ws[l][o, i])/total, rest if rest is None else (*rest, (l, o, i))
+    sets = {frozenset(): 1.}
+    for t in range(walks):
+        forward, after = t % 2 == 0, defaultdict(float)
+        unit = t//2 % (ws[0].shape[1] if forward else len(ws[-1]))
+        for held, p in sets.items():
+            for q, path in steps(unit, 0 if forward else len(ws) - 1, forward, held): after[held | set(path or ())] += p*q
+        sets = after
+    out = defaultdict(float)
+    for held, p in sets.items():
+        for l, o, i in held: out[names[l], o*ws[l].shape[1] + i] += p
+    return out
+
+@pytest.mark.parametrize('n', [1000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('sizes, pattern, walks', [((4, 2, 2), "1:2", 6), ((4, 4, 2), '2:4', 5), ((2, 4, 2), '1:2', 5)])
+def test_walks_that_fit_obey_the_renormalised_law(sizes, pattern, walks, n):
+    "Against exact probabilities: the set of weights held is a Markov chain, with walks that get stuck among them."
+    graph, count = trace(plain(*sizes), (sizes[0],)), Counter()
+    with torch.no_grad():
+        for p in graph.params.values(): p[:, 0] *= 20 # so that what is left of a row has little mass
+    for seed in range(n):
+        visits = walks_module.FittingVisits(Walker(graph), pattern)
+        visits.extend(walks, seed)
+        for name, first in visits.first.items(): count.update((name, i) for i in (first < walks).nonzero().view(-1).tolist())
+    exact = fitting_after(graph, walks, *walks_module.as_pattern(pattern))
+    check_counts([(count[p], n, exact.get(p, 0.)) for p in places(graph)])
+
+@pytest.mark.parametrize('kwargs', [{}, dict(power=0), dict(power=2, direction='backward'), dict(fork='weight', skips=True)])
+def test_walks_that_fit(kwargs, n=2, m=4):
+    graph = trace(resnet20(10, width=.25, seed=0), (3, 16, 16))
+    masks = Masks({name: some_masks(graph, .8)[name] for name in graph.params})
+    for masks in None, masks:
+        with pytest.warns(UserWarning, match="1 of 22 layers stay dense.*'stem.conv.weight' .its rows of 27"):
+            order = walk_order(graph, .12, masks=masks, pattern='2:4', seed=1, **kwargs)
+            again = phew(graph, .06, masks=masks, pattern='2:4', seed=1, **kwargs)
+        got = order.masks(.12)
+        assert 'stem.conv.weight' not in got and order.masks(.06) == again and got.total == graph.total - 4*27
+        assert 0 <= got.kept - round(.12*got.total) < len(graph.layers) and not got.report(graph, kwargs.get('skips', False)).lost
+        for name, mask in got.items():
+            assert int(mask.flatten(1).view(-1, m).sum(1).max()) <= n
+            assert masks is None or (mask <= masks[name]).all()
+        assert int(order.new.sum()) == sum(int((o >= 0).sum()) for o in order.order.values())
