@@ -77,7 +77,8 @@ def _check(config):
     for name in 'seed', 'epochs', 'per_class', 'test_per_class', 'prune_per_class', 'image_size':
         if getattr(config, name) is not None: _check_whole(name, getattr(config, name), int(name != 'seed'))
     if config.recipe != 'auto': config.full_recipe # ValueError where it is unknown
-    plain = dict(density=1. if config.method == 'dense' else float(config.density), seed=int(config.seed))
+    plain = dict(density=1. if config.method == 'dense' else float(config.density), seed=int(config.seed),
+                 hidden=_layers(config.hidden))
     for name,value in plain.items(): object.__setattr__(config, name, value)
 
 def _check_whole(name, value, least):
@@ -85,6 +86,13 @@ def _check_whole(name, value, least):
     if isinstance(value, bool) or not isinstance(value, Integral): raise TypeError(
         f'{name} must be a whole number, got {value!r}')
     if value < least: raise ValueError(f'{name} must be {least} or more, got {value}')
+
+def _layers(hidden):
+    "The units of each hidden layer, checked."
+    if not isinstance(hidden, (list, tuple)): raise TypeError(
+        f'hidden must be the units of each hidden layer, such as (100, 100), got {hidden!r}')
+    for n in hidden: _check_whole('hidden', n, 1)
+    return tuple(hidden)
 
 # %% ../nbs/60_config.ipynb #e07036d5
 def auto_recipe(model:str, # a name in `models`

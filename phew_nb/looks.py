@@ -16,13 +16,14 @@ palette = dict(
     dense='#000000',
     phew='#0072B2', phew_kernel='#003A5C', phew_uniform='#7FC4EE', phew_inverse='#4FA3D8', phew_squared='#2B2F8F',
     random='#B0B0B0', uniform='#8C8C8C', erk='#6A6A6A', magnitude='#D55E00', gmp='#8A3B00', lottery='#F2A071',
-    snip='#882255', iter_snip='#B5739B', grasp='#009E73', synflow='#E69F00', synflow_l2='#AA6699')
+    snip='#882255', iter_snip='#B5739B', grasp='#009E73', synflow='#E69F00', synflow_l2='#AA6699',
+    force='#6B1A46', ntk_sap='#00604A', px='#7A4A78', wanda='#A0522D', phew_snip='#1B4F9C', phew_act='#5FB3B3')
 
 # from a method to its mark
 marks = dict(
     dense='', phew='o', phew_kernel='s', phew_uniform='v', phew_inverse='^', phew_squared='D', random='X',
     uniform='v', erk='^', magnitude='s', gmp='D', lottery='^', snip='P', iter_snip='p', grasp='D',
-    synflow='v', synflow_l2='^')
+    synflow='v', synflow_l2='^', force='p', ntk_sap='X', px='<', wanda='>', phew_snip='<', phew_act='>')
 
 mains = 'dense', 'phew', 'random', 'magnitude', 'snip', 'grasp', 'synflow', 'synflow_l2' # those compared most
 

@@ -469,7 +469,7 @@ def _line(text, *words):
 def _checked(path, text, values):
     "The configs of one grid; ValueError with the line of what is wrong."
     if isinstance(values.get('seeds'), int): values = values | dict(seeds=list(range(values['seeds'])))
-    if 'hidden' in values: values = values | dict(hidden=tuple(values['hidden']))
+    if isinstance(values.get('hidden'), list): values = values | dict(hidden=_networks(values['hidden']))
     for key,value in values.items():
         for one in value if isinstance(value, list) and value else [value]:
             try: _check_value(_plurals.get(key, key), one)
@@ -481,6 +481,10 @@ def _check_value(key, value):
     "Raise ValueError or TypeError where a field of `Config` cannot have this value, or is none."
     check_fields({key: value})
     grid(**{key: value}) if value == [] else Config(**{key: value})
+
+def _networks(hidden):
+    "The hidden layers of one network, or, where lists stand in a list, of several."
+    return [tuple(h) for h in hidden] if all(isinstance(h, list) for h in hidden) and hidden else tuple(hidden)
 
 # %% ../nbs/64_sweep.ipynb #b5c9ec7d
 def read_grid(path:str|Path # of a TOML file

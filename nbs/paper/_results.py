@@ -7,7 +7,6 @@
 """
 import math
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 from phew_nb.experiments import read_records

@@ -8,7 +8,7 @@ A grid is a TOML file (see experiments/README.md). Beside the settings of a run 
 what becomes of the kept weights ('as drawn', or a name in `phew_nb.rewire.reinits`). Records are lines of records.jsonl.
 What is there already is not made again: interrupted, the same command goes on.
 """
-import argparse, hashlib, itertools, json, math, os, sys, time, tomllib, traceback, warnings
+import argparse, hashlib, itertools, json, math, sys, time, tomllib, warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
