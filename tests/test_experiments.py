@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np, pytest, torch
 
 from phew_nb import experiments as E
+from phew_nb.cli import usual_methods
 from phew_nb.experiments import Config, grid, read_records, run, run_name
 from phew_nb.training import Callback, Recipe
 
@@ -47,12 +48,15 @@ def test_a_checkpointed_run_equals_an_undisturbed_one(tmp_path):
 
 def test_names_of_existing_records():
     "A stored name must be found again by every later release, or its run would be done twice."
-    records = read_records(Path(__file__).parent.parent/'results'/'digits')
+    results = Path(__file__).parent.parent/'results'
+    records = read_records(results/'comparison_digits') # written by version 0.1
     for r in records:
         recipe = Recipe(**r['settings'].pop('recipe') | dict(drops=(1/2, 3/4)))
         assert run_name(Config(**r['settings'], recipe=recipe)) == r['run']
-    seeds, methods, densities = range(3), ['dense', 'phew', 'random', 'magnitude'], [.02, .05, .1]
-    assert {run_name(c) for c in grid(seed=seeds, method=methods, density=densities)} == {r['run'] for r in records}
+    digits = {r['run']: r for r in read_records(results/'digits')}
+    configs = grid(seed=range(3), method=list(usual_methods), density=[.02, .05, .1])
+    assert {run_name(c) for c in configs} == digits.keys()
+    assert len(records) == 75 and len(digits.keys() & {r['run'] for r in records}) == 51
     assert run_name(Config('mnist_transform', 'mlp', hidden=(300, 300), bn=True)) == '19e7a6cac580'
     assert run_name(Config('cifar10', 'resnet20', 'gmp', .05, width=.5, amp='bf16', init='normal')) == 'e43746aadfce'
 

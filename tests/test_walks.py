@@ -186,7 +186,7 @@ def build(name, kind='plain', masks=False):
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model, size, write = (networks | dict(tiny=tiny))[name]()
-    graph = trace(zeroed(model, kind), size)
+    graph = trace(zeroed(model, kind), size, outputs='all') # of 'outputs', the hidden units too
     masks = some_masks(graph) if masks else None
     net = Hand({n: p for n, p in model.named_parameters() if p.ndim > 1}, masks, size[0])
     net.outputs = list(write(net, net.inputs))
