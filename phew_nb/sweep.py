@@ -9,6 +9,8 @@ __all__ = ['trackers', 'label', 'estimate', 'Plan', 'in_words', 'plan', 'How', '
 
 # %% ../nbs/64_sweep.ipynb #48878b60
 import os, re, signal, sys, threading, time, tomllib, traceback
+from importlib import import_module
+from importlib.util import find_spec
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -116,6 +118,12 @@ def _wandb(how, config):
     return [WandbCallback(log_preds=False, log_model=False, log_dataset=False)]
 
 trackers = dict(tensorboard=_tensorboard, wandb=_wandb)
+
+def _check_tracker(track):
+    "Raise where nothing of that name is known, or its package is not there."
+    import_module('phew_nb.models').look_up(trackers, track, 'tracker')
+    if track in ('tensorboard', 'wandb') and find_spec(track) is None: raise ImportError(
+        f"the package {track} is not installed: pip install 'phew_nb[track]'")
 
 @contextmanager
 def tracking(how:How, # as all runs of the sweep
@@ -403,7 +411,7 @@ def sweep(configs:Iterable[Config], # what to run
          ) -> list[dict]: # the records of these configs but the failed ones, in their order; a `Plan` if `dry_run`
     "Run all configs that the folder has no record of."
     from phew_nb.models import look_up
-    if track: look_up(trackers, track, 'tracker')
+    if track: _check_tracker(track)
     how = How(str(out), device, seconds, masks, track)
     look_up(dict(local=0, ray=0), engine, 'engine')
     if engine != 'ray' and ray: raise TypeError(f'{next(iter(ray))} is an argument of engine="ray"')

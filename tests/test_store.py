@@ -90,8 +90,8 @@ def test_at_an_address():
     with claim('memory://test_store/results', 'a') as mine: assert mine is False
 
 def test_version_01(tmp_path):
-    records = read_records(Path(__file__).parent.parent/'results'/'digits')
-    assert len(records) == 30 and isinstance(load_results(Path(__file__).parent.parent/'results'/'digits'), pd.DataFrame)
+    folder = Path(__file__).parent.parent/'results'/'comparison_digits'
+    assert len(read_records(folder)) == 75 and isinstance(load_results(folder), pd.DataFrame)
     with pytest.raises(FileNotFoundError, match='there is no records.jsonl'): load_results(tmp_path)
 
 hold = '''

@@ -86,7 +86,8 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     def stop(self):
         trained.append(self.epoch)
         if trained == [0, 1, 2]: raise KeyboardInterrupt
-    class Watch(E.Checkpoint): order = 1; before_train = stop; __init__ = before_fit = after_epoch = after_train = lambda self: None
+    from phew_nb.training import Checkpoint
+    class Watch(Checkpoint): order = 1; before_train = stop; __init__ = before_fit = after_epoch = after_train = lambda self: None
     monkeypatch.setitem(S.trackers, 'watch', lambda how, config: [Watch()])
     with pytest.raises(KeyboardInterrupt): sweep([longer], tmp_path, track='watch', seconds=0, **alone)
     record, = sweep([longer], tmp_path, track='watch', seconds=0, **alone)
@@ -110,6 +111,7 @@ def test_a_clock_that_jumps(tmp_path, monkeypatch):
     assert records[:2] == first and [r['seed'] for r in records] == [0, 1, 2]
 
 def test_tensorboard(tmp_path):
+    pytest.importorskip('tensorboard')
     sweep([config], tmp_path, track='tensorboard', **alone)
     assert list((tmp_path/'tensorboard').rglob('events*'))
 
