@@ -47,7 +47,7 @@ def test_metadata(wheel):
     required = re.findall(r'^Requires-Dist: ([\w-]+)([^;\n]*)$', meta, re.M)
     assert {name for name,_ in required} == {re.match(r'[\w-]+', r)[0] for r in cfg['requirements'].split()}
     assert not [name for name,spec in required if '==' in spec or not spec], 'requirements are ranges'
-    assert set(re.findall(r'^Provides-Extra: (\w+)$', meta, re.M)) == {'dev', 'ray', 'onnx', 'accelerate'}
+    assert set(re.findall(r'^Provides-Extra: (\w+)$', meta, re.M)) == {'dev', 'ray', 'track', 'onnx', 'accelerate', 'foreign'}
 
 @pytest.mark.parametrize('name, pattern', [('CITATION.cff', r'^version: (\S+)$'), ('CHANGELOG.md', r'^## (\d\S*)'),
                                            ('phew_nb/__init__.py', r'^__version__ = "(.*)"$')])
