@@ -17,6 +17,7 @@ from fastcore.basics import patch
 from torch import Tensor
 from fastai.vision.all import Callback, CancelEpochException, L, Learner, TrackerCallback
 from .files import check_file, write_bytes
+from .keeping import is_kept
 from .masks import Masks, unwrapped
 
 # %% ../nbs/50_checkpoints.ipynb #a8729520
@@ -95,12 +96,8 @@ def data_kept(*dls # loaders
         set_random_states(states)
 
 # %% ../nbs/50_checkpoints.ipynb #1376217e
-def _is_kept(model):
-    "Whether a network's masks are kept in training."
-    return any(m.__dict__['_layer_masks'].held for m in model.modules() if '_layer_masks' in m.__dict__)
-
 def _put_masks(model, masks, kept):
-    if masks != Masks.of(model) or kept != _is_kept(model):
+    if masks != Masks.of(model) or kept != is_kept(model):
         Masks.forget(model)
         if masks is not None: (masks.keep if kept else masks.apply)(model)
 
@@ -110,7 +107,7 @@ def network_kept(model, # a network, perhaps in a wrapper
                 ):
     "Weights, buffers, gradients, modes and masks of a network are put back after a `with`."
     model = unwrapped(model)
-    masks, kept, modes = Masks.of(model), _is_kept(model), {m: m.training for m in model.modules()}
+    masks, kept, modes = Masks.of(model), is_kept(model), {m: m.training for m in model.modules()}
     tensors = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
     grads = [(p, p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
     fine = False
