@@ -216,6 +216,7 @@ def _worker(parts, how, n_threads, pipe):
     "What a process of its own does."
     import torch
     torch.set_num_threads(n_threads)
+    torch.set_flush_denormal(True) # Adam's moments of unread inputs fade to numbers that processors are slow with
     stop_at_signals()
     parent = parent_process()
     from phew_nb.experiments import prune_ahead

@@ -86,7 +86,8 @@ def stack_step(stack:Stack, # changed in place
               ) -> torch.Tensor: # the loss of each network
     "One step of all networks."
     losses = each_loss(loss, stack(x), y)
-    for p,g in zip(stack.params.values(), torch.autograd.grad(losses.sum(), list(stack.params.values()))): p.grad = g
+    grads = torch.autograd.grad(losses.sum(), list(stack.params.values()))
+    for p,g in zip(stack.params.values(), grads): p.grad = g.contiguous() # fused Adam takes memory as it comes
     for name,p in stack.params.items():
         if stack.masks[name] is not None: p.grad.mul_(stack.masks[name])
     stack.opt.step()

@@ -92,7 +92,7 @@ def find_recipe(recipe:str|Recipe # a name in `recipes`, with `:code` behind it 
 # from a name and a recipe to the arguments of torch's optimizer
 optimizers = {
     'sgd': lambda r: dict(opt=torch.optim.SGD, momentum=r.momentum, weight_decay=r.weight_decay, nesterov=r.nesterov),
-    'adam': lambda r: dict(opt=torch.optim.Adam, weight_decay=r.weight_decay)}
+    'adam': lambda r: dict(opt=torch.optim.Adam, weight_decay=r.weight_decay, fused=True)}
 
 class _Hypers(dict):
     "The hyper-parameters of a group, by fastai's names; what is set here is set there."
@@ -110,8 +110,8 @@ def opt_func(recipe:Recipe, # its optimizer, momentum and weight decay
              fused:bool=False, # all parameters in one operation, as GPUs do it fastest?
             ): # what a Learner takes as `opt_func`
     "The optimizer of a recipe, for a fastai Learner."
-    more = dict(fused=True) if fused else {}
-    return partial(Optim, **look_up(optimizers, recipe.optimizer, 'optimizer')(recipe), **more)
+    how = look_up(optimizers, recipe.optimizer, 'optimizer')(recipe)
+    return partial(Optim, **how | (dict(fused=True) if fused else {}))
 
 # %% ../nbs/51_training.ipynb #68717711
 class ArraySet:
