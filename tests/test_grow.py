@@ -152,7 +152,7 @@ def fit(learn, **kwargs):
     return learn
 
 @pytest.mark.parametrize('method', ['set', 'rigl', 'walks'])
-@pytest.mark.parametrize('options', [{}, dict(amp='fp16'), dict(opt_func=Adam), dict(opt_func=Lamb)], ids=str)
+@pytest.mark.parametrize('options', [{}, dict(amp='fp16'), dict(opt_func=Adam), dict(opt_func=Lamb)], ids=['plain', 'fp16', 'adam', 'lamb'])
 def test_counts_and_zeros(method, options):
     look = Look()
     learn = fit(learner(method, more=[look], **options))
@@ -196,7 +196,7 @@ class StopAt(Callback):
     def before_batch(self):
         if self.training and (self.epoch, self.iter) == self.at: raise RuntimeError('stopped')
 
-@pytest.mark.parametrize('method', growers.keys() - {'granet'})
+@pytest.mark.parametrize('method', sorted(growers.keys() - {'granet'}))
 def test_resume_to_the_bit_across_an_update(method, tmp_path):
     whole = fit(learner(method))
     with quiet(part := learner(method)), pytest.raises(RuntimeError):

@@ -60,4 +60,4 @@ def test_readme_is_made_from_the_index():
 
 def test_readme_has_the_two_commands():
     lines = (root/'README.md').read_text(encoding='utf-8').splitlines()
-    assert 'pip install . && phew_compare' in lines and "pip install -e '.[dev]' && nbdev_test && pytest" in lines
+    assert 'pip install . && phew_compare' in lines and "pip install -e '.[dev]' && nbdev_test && pytest -n auto --dist worksteal" in lines
