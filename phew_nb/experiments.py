@@ -6,8 +6,9 @@
 __all__ = ['purposes', 'methods', 'need_training', 'need_data', 'stream', 'MethodsWith', 'config_data', 'config_model',
            'config_size', 'loss_of', 'config_loaders', 'config_batches', 'config_masks', 'measures', 'both_measures',
            'timed_checkpoint', 'train', 'summed_up', 'threads', 'untrained', 'order_name', 'prune_ahead',
-           'side_by_side', 'prepared', 'own_chance', 'record_of', 'run', 'Config', 'auto_recipe', 'grid', 'run_name',
-           'settings', 'append_line', 'load_results', 'read_records', 'records_file', 'report_failure', 'sweep']
+           'side_by_side', 'rewired', 'prepared', 'own_chance', 'record_of', 'run', 'Config', 'auto_recipe', 'grid',
+           'run_name', 'settings', 'append_line', 'load_results', 'read_records', 'records_file', 'report_failure',
+           'sweep']
 
 # %% ../nbs/61_experiments.ipynb #82084cf1
 import copy, inspect, math, time, warnings, torch
@@ -27,9 +28,10 @@ from .graph import PathGraph, trace
 from .masks import Masks
 from .report import Report
 from .metrics import path_trace, widths
-from .pruners import phew_pruning, prune, pruners
-from .walks import walk_order
-from .config import Config, auto_recipe, grid, known, run_name, settings
+from .pruners import prune, pruners
+from .rewire import reinit, shuffle, survivors, widen
+from .walks import phew, walk_order
+from .config import Config, auto_recipe, grid, known, resolved_init, run_name, settings
 
 # what stands in modules that come later, under the names that it has here
 _later = dict(store=('append_line', 'load_results', 'read_records', 'records_file'), sweep=('report_failure', 'sweep'))
@@ -157,8 +159,10 @@ def measures(graph:PathGraph, # of a network, at its weights
              masks:Masks|None=None, # which of them are kept; None: all
             ) -> dict: # of plain numbers
     "Trace and width of a network."
-    units = {name: w.live for name,w in widths(graph, masks).items()}
-    return dict(log10_trace=path_trace(graph, masks).log10, width=sum(units.values()), widths=units)
+    live, any = {name: w.live for name,w in widths(graph, masks).items()}, survivors(graph, masks)
+    trace, skips = (path_trace(graph, masks, skips=skips).log10 for skips in (False, True))
+    units = sum(int(any[layer.dst].sum()) for layer in graph.layers)
+    return dict(log10_trace=trace, log10_trace_skips=skips, width=sum(live.values()), widths=live, units=units)
 
 def both_measures(before:dict, # of the dense network
                   after:dict, # of the sparse one
@@ -237,12 +241,13 @@ def _walks(method):
     "The settings of the walks by which a method chooses; None where it does not walk."
     f, how = pruners.get(method), {}
     while isinstance(f, partial): f, how = f.func, f.keywords | how
-    return how if f is phew_pruning else None
+    return how if f is phew else None
 
 def order_name(config:Config # what a run is made of
               ) -> str|None: # None where the method does not walk, or keeps all
     "A name that runs have in common which differ in their density alone."
-    return run_name(replace(config, density=.5)) if _walks(config.method) is not None and config.density < 1 else None
+    if _walks(config.method) is None or config.density == 1: return None
+    return run_name(replace(config, density=.5, rewire='as pruned', reinit='as drawn'))
 
 def prune_ahead(configs:Iterable[Config] # of the runs to come
                ):
@@ -271,20 +276,36 @@ def _ordered_masks(config, graph):
     return _orders[name] and _orders[name].masks(config.density)
 
 # %% ../nbs/61_experiments.ipynb #4cc93f5b
+def rewired(config:Config, # what a run is made of
+            model:nn.Module, # its network, whose weights `reinit` draws anew
+            graph:PathGraph, # of the network
+            masks:Masks, # as the method chose them
+           ) -> Masks: # as they are trained
+    "What becomes of masks, and of the weights that they keep, before the training."
+    seed = stream(config.seed, 'other')
+    if config.rewire == 'shuffle': masks = shuffle(masks, seed)
+    elif config.rewire != 'as pruned': masks = widen(graph, masks, config.rewire, seed=seed)
+    init = resolved_init(config).replace('auto', 'kaiming_normal') # a network of its own says nothing
+    if config.reinit != 'as drawn': reinit(model, masks, config.reinit, init, seed)
+    return masks
+
 def prepared(config:Config, # what a run is made of
              device:str|torch.device='cpu', # where it runs
             ) -> tuple: # (data, network to be trained, masks, what a record says of them)
     "All of a run that comes before its training."
     start, data = time.time(), config_data(config)
     kept, graph, before = untrained(config, data, device)
-    model, masks = copy.deepcopy(kept), _ordered_masks(config, graph)
-    if masks is None: masks = config_masks(config, model, config_size(config, data.input_size), data)
-    if config.method in need_training: graph = trace(model, config_size(config, data.input_size)) # laid out anew
+    model, masks, size = copy.deepcopy(kept), _ordered_masks(config, graph), config_size(config, data.input_size)
+    if masks is None: masks = config_masks(config, model, size, data)
+    masks = rewired(config, model, graph, masks)
+    if config.method in need_training or config.reinit != 'as drawn': graph = trace(model, size) # of other weights
     sizes = dict(fingerprint=data.fingerprint, n_train=len(data.train), n_test=len(data.test), kept=masks.kept,
-                 total=graph.total, lost=sum(masks.report(graph).lost.values()), masks=masks.hash()[:12])
+                 total=graph.total, lost=sum(masks.report(graph).lost.values()), masks=masks.hash()[:12],
+                 empty=sum(not m.any() for m in masks.values()))
     found = sizes | both_measures(before, measures(graph, masks)) | dict(seconds_pruning=time.time() - start)
     return data, model, masks, found
 
+# %% ../nbs/61_experiments.ipynb #e5f46c72
 @contextmanager
 def own_chance(config:Config # what a run is made of
               ): # gives a list, which then holds what was warned of

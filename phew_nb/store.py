@@ -11,6 +11,7 @@ import json, math, os, warnings
 from contextlib import contextmanager
 from pathlib import Path
 from .files import write_bytes
+from .config import name_of
 
 # %% ../nbs/62_store.ipynb #0919e7e6
 _not_finite = {'inf': math.inf, '-inf': -math.inf, 'nan': math.nan}
@@ -93,7 +94,7 @@ def read_records(folder:str|Path, # of results, or its address
     "The records of a store."
     found = {}
     for place,text in _contents(folder, 'records'):
-        try: record = _named(place, as_record(text))
+        try: record = _of_today(_named(place, as_record(text)))
         except ValueError as e:
             moved = set_aside(Path(place)) if aside and place.endswith('.json') and not is_remote(folder) else ''
             warnings.warn(f'{place} {e}, and left out{moved}'); continue
@@ -113,6 +114,16 @@ def set_aside(path:Path # of a file in a store
     to.parent.mkdir(exist_ok=True)
     os.replace(path, to)
     return f'; it is now in {to.parent}'
+
+# %% ../nbs/62_store.ipynb #c61941ad
+_as_made = dict(rewire='as pruned', reinit='as drawn')
+
+def _of_today(record):
+    "A record; one that has `rewire` beside its settings, as lines were written once, under the name of today."
+    if not _as_made.keys() <= record.keys() or not isinstance(record.get('settings'), dict): return record
+    more = {k: float(record[k]) if isinstance(record[k], int) else record[k] for k in _as_made}
+    made = record['settings'] | {k: v for k,v in more.items() if v != _as_made[k]}
+    return record | dict(run=name_of(made), settings=made)
 
 # %% ../nbs/62_store.ipynb #bcc9d2c7
 def load_results(folder:str|Path # of results, or its address

@@ -20,7 +20,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 # %% ../nbs/63_together.ipynb #1da5ec5f
-_own = 'method', 'density', 'seed', 'options', 'init', 'prune_per_class' # what networks trained together need not share
+_own = 'method', 'density', 'seed', 'options', 'init', 'prune_per_class', 'rewire', 'reinit' # may differ
 
 def shared_settings(config:Config # what a run is made of
                    ) -> str|None: # None where the run goes alone

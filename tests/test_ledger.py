@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from phew_nb import config, sweep
+from phew_nb.store import read_records
+
 folder = Path(__file__).resolve().parent.parent/'nbs'/'paper'
 sys.path.insert(0, str(folder))
 from _claims import check, gaps, gather, headings, paper
-from _runs import as_made, grid_jobs, run_id
 sys.path.remove(str(folder))
 grids = sorted((folder.parent.parent/'experiments').glob('*.toml'))
 
@@ -46,11 +48,18 @@ def test_stored_table_is_of_these_records():
 
 @pytest.mark.parametrize('path', grids, ids=[p.stem for p in grids])
 def test_a_grid_is_made_of_configs(path):
-    "Every run of a grid is a `Config`, and what comes after pruning; no run stands there twice; the file begins with its command."
-    from phew_nb.config import Config
-    jobs = list(grid_jobs(path))
-    for job in jobs: Config(**{k: v for k, v in job.items() if k not in as_made})
-    assert {job['reinit'] for job in jobs} <= {'as drawn', 'dense', 'layer', 'neuron'}
-    assert all(r in ('as pruned', 'shuffle') or 0 <= r <= 1 for r in {job['rewire'] for job in jobs})
-    assert len({run_id(job) for job in jobs}) == len(jobs)
-    assert re.search(rf'^# +(phew_sweep|python nbs/paper/_runs.py) experiments/{path.name}', path.read_text(), re.M)
+    "Every run of a grid is a `Config`, none stands there twice, and the file begins with its command."
+    made, combine = [], config.grid
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(sweep, 'grid', lambda **values: made.extend(found := combine(**values)) or found)
+        assert len(sweep.read_grid(path)) == len(made) > 0
+    assert re.search(rf'^# +phew_sweep experiments/{path.name} --out results/{path.stem}( |$)', path.read_text(), re.M)
+
+@pytest.mark.parametrize('name', ['ablations_digits', 'widening_digits', 'kernels_digits'])
+def test_lines_of_the_first_driver_are_records_of_its_grid(name):
+    "They were named by other hashes; none of their runs is done again."
+    root = folder.parent.parent
+    done = {r['run'] for r in read_records(root/'results'/name)}
+    wanted = sweep.plan(sweep.read_grid(root/'experiments'/f'{name}.toml'), root/'results'/name)
+    lines = (root/'results'/name/'records.jsonl').read_text().splitlines()
+    assert len(done) == len(lines) == len(wanted.done) and done <= wanted.wanted.keys()

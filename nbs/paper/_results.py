@@ -9,33 +9,29 @@ import math
 from collections import Counter
 
 import numpy as np
-from phew_nb.experiments import read_records
-import _runs
+from phew_nb.config import run_name
+from phew_nb.store import read_records
+from phew_nb.sweep import read_grid
 from _claims import VERDICTS
+from _runs import root
 
 HOLDS, DEPENDS, FAILS, OPEN = VERDICTS
 
 def flat(record):
     "A record with its settings beside its measures; lists as tuples."
-    both = _runs.as_made | dict(init='kaiming_normal') | record.get('settings', {}) | record
+    both = dict(rewire='as pruned', reinit='as drawn', init='kaiming_normal') | record.get('settings', {}) | record
     return {k: tuple(v) if isinstance(v, list) else v for k, v in both.items()}
 
 class Runs:
     "The records of a folder, and how many of a grid they are."
     def __init__(self, folder, grid=None):
         self.records = [flat(r) for r in read_records(folder)]
-        self.wanted = [{k: tuple(v) if isinstance(v, list) else v for k, v in job.items()}
-                       for job in _runs.grid_jobs(_runs.root/grid)] if grid else []
-        self.wanted = list({tuple(sorted(self.key(job).items(), key=str)): job for job in self.wanted}.values())
-
-    def key(self, job): return job | (dict(density=1.) if job['method'] == 'dense' else {})
-
-    def has(self, job): return any(all(r.get(k) == v for k, v in self.key(job).items()) for r in self.records)
+        self.wanted = {run_name(c) for c in read_grid(root/grid)} if grid else set()
 
     @property
     def state(self):
         "How many runs of the grid are there, in words."
-        done = sum(map(self.has, self.wanted))
+        done = len(self.wanted & {r['run'] for r in self.records})
         return f'{done} of {len(self.wanted)} runs of the grid' + ' (partial)'*(done < len(self.wanted))
 
     def of(self, measure, **what):
