@@ -35,7 +35,13 @@ def as_table(records # dicts, a DataFrame, or the folder that holds them
                                                f'density, and these have {", ".join(map(str, table))}')
     _check_range(table, 'density', 'the fraction of weights kept')
     _check_range(table, 'accuracy', 'a fraction, not in percent')
-    return table.assign(density=table.density.astype(float).where(table.method != 'dense', 1.))
+    return _sorted(table.assign(density=table.density.astype(float).where(table.method != 'dense', 1.)))
+
+def _sorted(table):
+    "The dense network first, then by density, methods in the order of the palette; a store has its files in no order."
+    known = {method: i for i,method in enumerate(palette)}
+    order = sorted(range(len(table)), key=lambda i: (-table.density.iat[i], known.get(table.method.iat[i], len(known))))
+    return table.iloc[order].reset_index(drop=True)
 
 def _check_range(table, name, what):
     "Raise ValueError where a column has something else than numbers from 0 to 1."

@@ -60,7 +60,7 @@ def test_names_are_shown_letter_by_letter(tmp_path, name):
     records = own((name, 'phew'), data=name, model=name)
     for suffix in 'png', 'svg': save_figure(plot_accuracy(records), tmp_path/f'x.{suffix}')
     assert len(plot_accuracy(records).legends[0].get_texts()) == 2
-    assert results_table(records).method[0] == name
+    assert name in list(results_table(records).method)
 
 def tex_of(names): return results_table([r for name in names for r in own((name,))]).to_latex(caption='All of them', label='t:all')
 
