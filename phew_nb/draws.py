@@ -46,10 +46,11 @@ def seed_number(seed # integer, or a `torch.Generator`, which is drawn from
         f"seed must be an integer or a torch.Generator, not {seed!r}")
     return int(seed)
 
-def own_stream(seed,     # what `as_generator` takes
-               salt: int # a number for what is drawn
+def own_stream(seed,     # a number, or a generator, which is given back
+               salt: int # a number for what is drawn: another stream for another purpose
               ) -> torch.Generator:
-    "A source of random numbers of its own for one purpose."
+    "A generator that shares no random bits with weights drawn from the same number."
+    if isinstance(seed, torch.Generator): return seed
     return torch.Generator().manual_seed((as_generator(seed).initial_seed()*6364136223846793005 + salt) % 2**63)
 
 # %% ../nbs/30_draws.ipynb #3a25629f

@@ -16,7 +16,7 @@ import torch
 from fastcore.basics import patch
 from torch import nn, Tensor
 from torch.utils._pytree import tree_map
-from .state import as_found, random_kept as _random_kept, reseed as _reseed
+from .state import as_found, caller_level, unwrapped
 from .nodes import Junction, Layer, TraceError, like
 from .numbers import shrink
 from .units import every_edge, reach_ahead, reach_back
@@ -85,13 +85,6 @@ def _check_model(model):
     for name, p in model.named_parameters():
         if nn.parameter.is_lazy(p): raise TraceError(f"the parameter '{name}' has no shape yet; run the model once")
         if p.device.type == 'meta': raise TraceError(f"the parameter '{name}' is on the device 'meta'; load its values")
-
-def _unwrapped(model):
-    "The model inside the wrappers of torch.compile, DataParallel and DistributedDataParallel: names are its own."
-    wrappers = nn.DataParallel, nn.parallel.DistributedDataParallel
-    while hasattr(model, '_orig_mod') or isinstance(model, wrappers):
-        model = model._orig_mod if hasattr(model, '_orig_mod') else model.module
-    return model
 
 # %% ../nbs/15_graph.ipynb #bf369409
 def named_tensors(tree, name='', seen=()) -> list: # of pairs (name, tensor); the name of a tensor alone is ''
@@ -225,14 +218,14 @@ def _say_frozen(graph, model):
     if not frozen or not any(p.requires_grad for p in model.parameters()): return
     more = f' (and {len(frozen) - 1} more)' if len(frozen) > 1 else ''
     warnings.warn(f"the parameter '{frozen[0]}'{more} is frozen while others train, and yet its weights count and are "
-                  "pruned; leave it out by keep_dense= if it is to stay as it is", stacklevel=3)
+                  "pruned; leave it out by keep_dense= if it is to stay as it is", stacklevel=caller_level())
 
 def _say_dropped(dropped):
     if not dropped: return
     first, why = next(iter(dropped.items()))
     more = f" (and {len(dropped) - 1} more outputs)" if len(dropped) > 1 else ''
     warnings.warn(f"paths do not end in the output '{first}'{more}: it is {why}".replace('it is leads', 'it leads')
-                  + ". Say outputs='all', or which, to have it otherwise", stacklevel=4)
+                  + ". Say outputs='all', or which, to have it otherwise", stacklevel=caller_level())
 
 # %% ../nbs/15_graph.ipynb #87608375
 @dataclass
@@ -266,7 +259,7 @@ def trace(model: nn.Module,   # any network; it is run once and left as it was
           outputs=None,       # where paths end: a name (or several), a number, a function of what it returns, or 'all'
          ) -> PathGraph: # raises `TraceError` where the network can't be traced
     "Trace a network into its `PathGraph`."
-    _check_model(model := _unwrapped(model))
+    _check_model(model := unwrapped(model))
     if example is None: _check_size(input_size)
     given, example = example is not None, as_example(_example(model, input_size) if example is None else example)
     with _plain(model): tracer, found = _run(model, example, channel_dim, outputs, given)
@@ -285,7 +278,7 @@ def record(model,    # any network; it is run once and left as it was
            outputs=None, # see `trace`
           ) -> tuple: # `Tape`, names of the outputs in which paths end
     "The tape of a network alone."
-    _check_model(model := _unwrapped(model))
+    _check_model(model := unwrapped(model))
     with _plain(model):
         tracer, found = _run(model, example, 1, outputs, follows=False)
         if len(found) > 1: tracer, found = _run(model, example, 1, outputs) # (only units tell where paths end)

@@ -27,7 +27,7 @@ def _loaders(dl):
         "this method trains the network: give fastai DataLoaders as dl=, such as data_loaders(data), or batches")
     batches = list(dl)
     if not batches: raise ValueError("there are no batches in dl")
-    return DataLoaders(*(DataLoader(batches, bs=None, num_workers=0) for _ in range(2)))
+    with random_kept(seed=None): return DataLoaders(*(DataLoader(batches, bs=None, num_workers=0) for _ in range(2)))
 
 class StartAt(Callback):
     "Begins a run at a later epoch of its recipe."

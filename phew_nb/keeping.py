@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import prune as torch_prune
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from .masks import Masks, as_masks, owner, unwrapped
+from .masks import Masks, owner
+from .state import caller_level, unwrapped
 
 # %% ../nbs/21_keeping.ipynb #44945b1d
 def local_part(tensor:Tensor # perhaps spread over several processes
@@ -408,7 +409,8 @@ def check_choice(masks, # those that the model remembers; None, or empty: none
         "Masks.forget(model) starts afresh")
     if masks and k >= .97*may: warnings.warn(
         f"the model remembers masks that leave {may:,} weights, and {k:,} are asked for: whatever the method and the "
-        f"seed, {'nearly '*(k < may)}the same masks come back. Masks.forget(model) starts afresh")
+        f"seed, {'nearly '*(k < may)}the same masks come back. Masks.forget(model) starts afresh",
+        stacklevel=caller_level())
 
 # %% ../nbs/21_keeping.ipynb #53a1db20
 @patch(cls_method=True)

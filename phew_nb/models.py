@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from numbers import Integral
 from pathlib import Path
 from torch import nn
 
@@ -23,6 +24,8 @@ def as_generator(seed:int|torch.Generator|None=None # a number, a generator (use
                 ) -> torch.Generator: # a generator on the CPU
     "The source of random numbers that `seed` names."
     if isinstance(seed, torch.Generator): return seed
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral)): raise TypeError(
+        f"seed must be an integer or a torch.Generator, not {seed!r}")
     return torch.Generator().manual_seed(torch.randint(2**63-1, ()).item() if seed is None else int(seed))
 
 # %% ../nbs/01_models.ipynb #317d8cfa

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['families', 'operations', 'Operation', 'teach', 'plain_name', 'is_pointwise', 'operation', 'named', 'tensors_in',
            'is_strided', 'as_dense', 'moving', 'Fixed', 'is_signal', 'signals_in', 'scaled', 'rerun', 'move', 'by_data',
-           'moved_signals', 'in_memory', 'read_memory', 'write_memory', 'sum_of', 'product_of', 'times', 'noted',
-           'product', 'constant_product', 'product_signals', 'attend', 'reads_rows', 'read_rows']
+           'moved_signals', 'in_memory', 'put_in', 'read_memory', 'write_memory', 'sum_of', 'product_of', 'times',
+           'noted', 'product', 'constant_product', 'product_signals', 'attend', 'reads_rows', 'read_rows']
 
 # %% ../nbs/13_operations.ipynb #b01a725d
 import re, warnings
@@ -219,7 +219,12 @@ def in_memory(x, size, stride, offset, n) -> Tensor: # (n,)
     steps = [prod(size[d] for d in order[i+1:]) for i in range(x.ndim)]
     if x.numel() == n and offset == 0 and all(size[d] == 1 or stride[d] == s for d, s in zip(order, steps)):
         return x.permute(order).reshape(-1)
-    return x.new_zeros(n).as_strided_scatter(x, size, stride, offset)
+    return put_in(x.new_zeros(n), x, size, stride, offset)
+
+def put_in(flat, x, size, stride, offset) -> Tensor: # (n,)
+    "A memory (n,) with `x` in it. (The derivative of PyTorch's `as_strided_scatter` is wrong.)"
+    places = torch.arange(len(flat), device=flat.device).as_strided(size, stride, offset)
+    return flat.scatter(0, places.reshape(-1), x.expand(size).reshape(-1))
 
 def read_memory(x, size, stride, offset, n, to_size, to_stride, to_offset) -> Tensor: # of the size `to_size`
     "What is read in some way from a memory, where `x` lies in another."
@@ -229,7 +234,7 @@ def read_memory(x, size, stride, offset, n, to_size, to_stride, to_offset) -> Te
 def write_memory(x, size, stride, offset, n, new, to_size, to_stride, to_offset) -> Tensor: # (n,)
     "A memory where `x` lies in some way, after `new` was written in another."
     flat = in_memory(x, size, stride, offset, n).contiguous()
-    return flat.as_strided_scatter(new, to_size, to_stride, flat.storage_offset() + to_offset)
+    return put_in(flat, new, to_size, to_stride, to_offset)
 
 teach('read_memory write_memory', 'move')
 

@@ -22,6 +22,7 @@ class Report:
     lost: dict    # name of layer -> number of kept weights on no complete path
     kept: int     # number of kept weights
     connected: bool # whether any complete path is left
+    cut_off: int = 0 # number of output units that no path reaches any more
 
     def __bool__(self): return bool(self.empty or self.dead or self.lost)
 
@@ -29,14 +30,15 @@ class Report:
 @patch
 def __str__(self: Report):
     if not self: return 'every kept weight is on a complete path, and no unit is dead'
-    empty, dead, lost = len(self.empty), sum(self.dead.values()), sum(self.lost.values())
+    empty, cut, dead, lost = len(self.empty), self.cut_off, sum(self.dead.values()), sum(self.lost.values())
     where = lambda counts: first_few(f'{n:,} in {name}' for name, n in counts.items())
     parts = ['' if self.connected else 'no path from input to output is left',
              f"{empty} empty layer{'s'*(empty > 1)} ({first_few(self.empty)})" if empty else '',
+             f"{cut:,} output unit{'s'*(cut > 1)} without a path" if cut and self.connected else '',
              f"{dead:,} dead unit{'s'*(dead > 1)} ({where(self.dead)})" if dead else '',
              f"{lost:,} of {self.kept:,} kept weights ({lost/self.kept:.1%}) are on no complete path "
              f"({where(self.lost)})" if lost else '']
-    return 'the masks cut the network: ' + '; '.join(filter(None, parts))
+    return 'the masks cut the network: '*bool(empty or cut or not self.connected) + '; '.join(filter(None, parts))
 
 @patch
 def __repr__(self: Report): return str(self)
@@ -63,7 +65,8 @@ def report(self: Masks,
     lost = {name: int((mask & (alive[name] == 0)).sum()) for name, mask in masks.items()}
     positive = lambda counts: {name: n for name, n in counts.items() if n}
     return Report([name for name, mask in masks.items() if not mask.any()], positive(dead), positive(lost),
-                  sum(int(mask.sum()) for mask in masks.values()), bool(now.any()))
+                  sum(int(mask.sum()) for mask in masks.values()), bool(now.any()),
+                  int((was & ~now)[graph.outputs].sum()))
 
 def edges_between(layer, # of a `PathGraph`
                   live   # (n_units,) bool

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['true_places', 'elements_at', 'n_true', 'kth_largest', 'highest', 'check_finite', 'check_some', 'apportion', 'top_k',
-           'layer_highest', 'count_left', 'pruning_task', 'warned', 'caller_level', 'plot_scores', 'own_stream',
-           'random_scores', 'random_pruning', 'uniform_pruning', 'erk_counts', 'erk', 'magnitude_scores', 'magnitude',
-           'scoring', 'default_loss', 'data_batches', 'saying', 'batch_parts', 'graph_of_data', 'batch_loss',
-           'gradients', 'snip_sums', 'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores',
-           'grasp']
+           'layer_highest', 'count_left', 'pruning_task', 'warned', 'plot_scores', 'random_scores', 'random_pruning',
+           'uniform_pruning', 'erk_counts', 'erk', 'magnitude_scores', 'magnitude', 'scoring', 'default_loss',
+           'data_batches', 'saying', 'batch_parts', 'graph_of_data', 'batch_loss', 'gradients', 'snip_sums',
+           'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores', 'grasp', 'caller_level',
+           'own_stream']
 
 # %% ../nbs/40_scores.ipynb #3c57de9a
 import math, sys, torch, warnings
@@ -18,11 +18,15 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from . import report # adds `Masks.report`
+from .draws import own_stream
 from .graph import PathGraph, as_graph, trace
 from .keeping import check_choice
 from .masks import Masks, n_kept, unwrapped
-from .models import as_generator, look_up
-from .state import as_found, random_kept
+from .models import look_up
+from .state import as_found, caller_level, random_kept
+
+# %% ../nbs/40_scores.ipynb #7e183f62
+_all_ = ['caller_level', 'own_stream'] # as ever
 
 # %% ../nbs/40_scores.ipynb #fd8b4304
 def true_places(mask:Tensor # 1D, boolean
@@ -213,13 +217,6 @@ def warned(masks:Masks,     # what a method chose
         warnings.warn(str(masks.report(graph)), stacklevel=caller_level())
     return masks
 
-def caller_level() -> int: # for `stacklevel=` of a warning that is the caller's
-    "How many calls up the code stands that called this library."
-    frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get('__name__', '').split('.')[0] in ('phew_nb', 'torch'):
-        frame, level = frame.f_back, level + 1
-    return level
-
 # %% ../nbs/40_scores.ipynb #57529ae0
 def plot_scores(scores:dict, # name -> scores
                 masks:Masks, # what was kept of them
@@ -243,13 +240,6 @@ def plot_scores(scores:dict, # name -> scores
     return ax
 
 # %% ../nbs/40_scores.ipynb #fcc45af3
-def own_stream(seed, # a number, or a generator, which is given back
-               salt:int, # what the numbers are for: another stream for another purpose
-              ) -> torch.Generator:
-    "A generator that shares no random bits with weights drawn from the same number."
-    if isinstance(seed, torch.Generator): return seed
-    return torch.Generator().manual_seed((as_generator(seed).initial_seed()*6364136223846793005 + salt) % 2**63)
-
 def random_scores(graph:PathGraph,           # see `trace`
                   seed:int|torch.Generator=0, # source of the random numbers
                  ) -> dict: # name -> scores in [0, 1)

@@ -8,8 +8,8 @@ __all__ = ['synflow', 'synflow_l2']
 # %% ../nbs/41_synflow.ipynb #3d514813
 import torch
 from torch import Tensor, nn
-from .scaled import Scaled, pow2
-from .flow import Edges, flow_through, is_wide
+from .scaled import pow2
+from .flow import Edges, GivenEdges, flow_through, is_wide
 from .linearised import linearised
 from .graph import Layer, PathGraph
 from .masks import Masks, unwrapped
@@ -82,10 +82,10 @@ def _ones(net, graph, input_size):
     inputs = net.ones(graph)
     return ((), inputs) if isinstance(inputs, dict) else (inputs, {})
 
-def _balance(model, graph, s, power):
+def _balance(model, graph, s, power, square_means=True):
     "The linearised network with balanced weights, which become those of `s`."
     alive = s.split(s.alive)
-    net = linearised(model, power, s.theta.dtype, alive, graph, every_row=True)
+    net = linearised(model, power, s.theta.dtype, alive, graph, square_means=square_means, every_row=True)
     for name, p in s.params.items():
         s.views[name].data.copy_(net.weights[name].detach())
         if s.factor is s.theta: continue
@@ -96,12 +96,13 @@ def _balance(model, graph, s, power):
 # %% ../nbs/41_synflow.ipynb #ee9777ae
 class _ByPixels:
     "Called, it gives the derivatives of the linearised network by its weights; balances the network when it must."
-    def __init__(self, model, graph, s, power, masks, input_size):
+    def __init__(self, model, graph, s, power, masks, input_size, square_means=True):
         if isinstance(model, PathGraph): raise TypeError(
             "spatial=True runs the network: give the network itself as model, and its graph as input_size; "
             "or use spatial=False")
-        self.model, self.graph, self.s, self.power = unwrapped(model), graph, s, power
-        self.net = linearised(self.model, power, s.theta.dtype, masks or None, traced=graph, every_row=True)
+        self.model, self.graph, self.s, self.how = unwrapped(model), graph, s, (power, square_means)
+        self.net = linearised(self.model, power, s.theta.dtype, masks or None, traced=graph, square_means=square_means,
+                              every_row=True)
         (self.args, self.kwargs), info = _ones(self.net, graph, input_size), torch.finfo(s.theta.dtype)
         self.low, self.high = info.tiny**.5, info.max**.5
 
@@ -113,20 +114,12 @@ class _ByPixels:
     def __call__(self):
         total = self.total()
         if not self.low < total < self.high:
-            self.net = _balance(self.model, self.graph, self.s, self.power)
+            self.net = _balance(self.model, self.graph, self.s, *self.how)
             total = self.total()
         if not total.isfinite(): raise OverflowError(
             f"the sum over all paths leaves the range of {self.s.theta.dtype}: use spatial=False")
         grads = torch.autograd.grad(total, list(self.s.views.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(self.s.views, grads))
-
-# %% ../nbs/41_synflow.ipynb #40f1f933
-class _Given(Edges):
-    "Edges with given positive weights (G, O, I, K)."
-    def __init__(self, layer, weights, wide):
-        self.layer, self.power, self.mask, self.weights = layer, 1, None, weights
-        self.table = None if wide else weights.sum(-1)
-    def values(self): return Scaled.of(self.weights)
 
 # %% ../nbs/41_synflow.ipynb #da860faa
 def _by_paths(graph, s, power, skips):
@@ -136,7 +129,7 @@ def _by_paths(graph, s, power, skips):
     dense = {i: Edges(layer, None, power) for i, layer in layers.items() if layer.name not in s.views}
     wide = {i: is_wide(pick(layer)) for i, layer in layers.items() if i not in dense}
     def gradients():
-        edges = dense | {i: _Given(layers[i], pick(layers[i]), w) for i, w in wide.items()}
+        edges = dense | {i: GivenEdges(layers[i], pick(layers[i]), w) for i, w in wide.items()}
         return _edge_gradients(flow_through(graph, edges, skips=skips))
     return gradients
 
@@ -154,12 +147,13 @@ def _edge_gradients(flow):
 # %% ../nbs/41_synflow.ipynb #8cc4e6ba
 @torch.inference_mode(False)
 @torch.no_grad()
-def _prune(model, density, input_size, kept, iterations, spatial, skips, dtype, watch, power, squared):
+def _prune(model, density, input_size, kept, iterations, spatial, skips, dtype, watch, power, squared, means=True):
     graph, k, masks = pruning_task(model, input_size, density, kept)
     device = next(iter(graph.params.values())).device if spatial else 'cpu'
     s = _Strengths(graph, masks, power, squared, dtype if spatial else torch.float64, device)
     steps = steps_down(count_left(graph, masks), k, iterations)
-    gradients = _ByPixels(model, graph, s, power, masks, input_size) if spatial else _by_paths(graph, s, power, skips)
+    gradients = _ByPixels(model, graph, s, power, masks, input_size, means) if spatial else \
+        _by_paths(graph, s, power, skips)
     return warned(_flow_steps(graph, s, steps, gradients, watch), graph)
 
 def synflow(model,                # a network; with `spatial=False` its `PathGraph` will do
@@ -185,6 +179,7 @@ def synflow_l2(model,                # a network; with `spatial=False` its `Path
                dtype=torch.float64,  # with `spatial=True`: what to compute in
                watch=None,           # is called after each step, with its number from 0 and the masks
                squared:bool=False,   # multiply by the square of the weight (conserved), not its magnitude (as printed)?
+               square_means:bool=True, # with `spatial`: average pooling by squared weights too? (as in `path_trace`)
               ) -> Masks: # with exactly `round(density*total)` kept
     "Keep the weights that the most squared path strength goes through (SynFlow-L2)."
-    return _prune(model, density, input_size, kept, iterations, spatial, skips, dtype, watch, 2, squared)
+    return _prune(model, density, input_size, kept, iterations, spatial, skips, dtype, watch, 2, squared, square_means)

@@ -27,7 +27,7 @@ from fastai.vision.all import (
 from .checkpoints import Checkpoint, Resumable, check_count, data_kept
 from .data import Arrays, Batches, Data, read_image
 from .graph import trace
-from .masks import Masks, n_kept, unwrapped
+from .masks import Masks, as_masks, n_kept, unwrapped
 from .models import look_up
 from .pruners import prune, pruners
 
@@ -522,7 +522,7 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
                   ) -> SparseLearner: # `learn.fit_recipe()` trains it; raises ValueError where the masks do not fit
     "A fastai `Learner` that trains a sparse network by a recipe."
     recipe, masks = find_recipe(recipe), masks if masks is not None else Masks.of(model)
-    if masks is not None: masks.apply(model)
+    if masks is not None: masks = as_masks(masks).check(model)
     regression = getattr(getattr(dls.train_ds, 'data', None), 'is_regression', False)
     loss, metric = (MSELossFlat(), mse) if regression else (CrossEntropyLossFlat(), accuracy)
     ours = [RecipeSchedule(recipe), StopIfNotFinite(), EpochRecord(), Shards()]
@@ -535,4 +535,5 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
     usual = dict(loss_func=loss, metrics=metric, lr=recipe.lr, opt_func=opt_func(recipe, fused), wd_bn_bias=True)
     learn = SparseLearner(dls, model, cbs=[*ours, *L(cbs)], **usual | kwargs)
     learn.recipe, learn.deterministic = recipe, deterministic
+    if masks is not None: masks.apply(model) # (when nothing can be refused any more)
     return learn

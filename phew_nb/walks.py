@@ -125,7 +125,8 @@ def _in_reach(walker, target):
 
 def _say_how_many(walker, target):
     n = estimate(walker, target)
-    if n > 5e6: warnings.warn(f"about {n:.2g} walks are needed for {target:,} of {walker.graph.total:,} weights: "
+    many = f"about {n:.2g}" if n < inf else "more than can be estimated"
+    if n > 5e6: warnings.warn(f"{many} walks are needed for {target:,} of {walker.graph.total:,} weights: "
                               "small weights are found late at high densities", stacklevel=3)
 
 # %% ../nbs/33_walks.ipynb #bfc00c77

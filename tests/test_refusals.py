@@ -14,8 +14,13 @@ def random_masks(model, density=.4, seed=1):
     gen = torch.Generator().manual_seed(seed)
     return Masks({n: torch.rand(p.shape, generator=gen) < density for n, p in model.named_parameters() if p.ndim > 1})
 
+class Uneven(nn.Module):
+    def __init__(self): super().__init__(); self.a = nn.Linear(4, 2)
+    def forward(self, x): torch.rand(3), np.random.rand(), random.random(); raise KeyError()
+
 class Data: # made once: nothing may change it
     def __init__(self):
+        self.uneven = Uneven()
         self.plain, self.held, self.conv = mlp([4, 6, 3], seed=0), mlp([4, 6, 3], seed=1), resnet20(3, width=.25, seed=0).train()
         self.masks, self.others = random_masks(self.plain), random_masks(mlp([4, 7, 3], seed=0))
         random_masks(self.held).keep(self.held)
@@ -108,17 +113,17 @@ add('prune: no input size', lambda d: prune(d.plain, 'phew', .5), TraceError, 'i
 add('prune: wrong input size', lambda d: prune(d.plain, 'phew', .5, (5,)), TraceError, 'the model does not run on an example of size (1, 5)')
 add('prune: a batch in the input size', lambda d: prune(d.conv, 'phew', .5, (1, 3, 32, 32)), TraceError, 'does not run on an example of size (1, 1, 3, 32, 32)')
 add('prune: a class', lambda d: prune(nn.Linear, 'phew', .5, (4,)), TraceError, 'a model must be a torch.nn.Module')
-add('prune: none', lambda d: prune(None, 'phew', .5, (4,)), TraceError, 'a model must be a torch.nn.Module, not NoneType')
+for method in pruners: # (those that look at data refuse the model first)
+    data = dict(dl=1) if about(method)['data'] else {}
+    add(f'prune: none, {method}', lambda d, m=method, data=data: prune(None, m, .5, (4,), **{k: d.dl for k in data}), TraceError,
+        'a model must be a torch.nn.Module, not None')
 # --- trace
 add('trace: a function', lambda d: trace(lambda x: x, (4,)), TraceError, 'a model must be a torch.nn.Module, not function')
 add('trace: none', lambda d: trace(None, (4,)), TraceError, 'torch.nn.Module')
 add('trace: text as size', lambda d: trace(d.plain, '4'), TraceError, "not '4'")
 add('trace: negative size', lambda d: trace(d.plain, (-4,)), TraceError, 'not (-4,)')
 add('trace: unknown layer to keep dense', lambda d: trace(d.plain, (4,), keep_dense=['nothing']), TraceError, "'nothing' fits no parameter of the model")
-class Uneven(nn.Module):
-    def __init__(self): super().__init__(); self.a = nn.Linear(4, 2)
-    def forward(self, x): raise KeyError()
-add('trace: a forward pass that fails', lambda d: trace(Uneven(), (4,)), TraceError, 'KeyError')
+add('trace: a forward pass that fails', lambda d: trace(d.uneven, (4,)), TraceError, 'KeyError')
 # --- walks
 add('walks: unknown fork', lambda d: phew(d.plain, .5, (4,), fork='even'), ValueError, "fork must be one of 'uniform', 'weight', not 'even'")
 add('walks: unknown direction', lambda d: phew(d.plain, .5, (4,), direction='up'), ValueError, "not 'up'")
@@ -180,15 +185,8 @@ add('gmp: more weights than there are', lambda d: prune(d.plain, 'gmp', kept=10*
 add('load_results: no folder', lambda d: load_results(d.folder/'no'), FileNotFoundError, 'there is no records.jsonl')
 add('save_figure: no folder', lambda d: save_figure(__import__('matplotlib').figure.Figure(), d.folder/'no'/'x.png'), FileNotFoundError, 'cannot be written (No such file or directory)')
 
-# --- rows that do not hold yet, and why: take a row out here when it does
-not_yet = {'sparse_learner: unknown amp': 'masks are applied before the name is read',
-            'gmp: more weights than there are': 'random states',
-            'trace: a forward pass that fails': 'random states; the exception is not named where it has no text',
-            'prune: none': 'masks are looked for before the model is checked'}
-
 @pytest.mark.parametrize('name', rows)
-def test_refused(given, name, tmp_path, request):
-    if name in not_yet: request.applymarker(pytest.mark.xfail(reason=not_yet[name]))
+def test_refused(given, name, tmp_path):
     call, error, words = rows[name]
     d = given
     d.folder = tmp_path

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from phew_nb.graph import trace
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20, vgg19
-from phew_nb.pruners import prune, pruners
+from phew_nb.pruners import about, prune, pruners
 from phew_nb.scores import (apportion, default_loss, erk, grasp, grasp_scores, iter_snip, kth_largest, magnitude, random_pruning,
                             snip, snip_scores, top_k, uniform_pruning)
 
@@ -746,3 +746,21 @@ def test_masks_do_not_depend_on_memory_layout():
 
 def test_apportion_errors():
     with pytest.raises(ValueError, match='do not fit'): apportion(5, dict(a=1.), dict(a=4))
+
+# --- a network that remembers masks ------------------------------------------------------------------------------------
+
+@pytest.mark.filterwarnings('ignore:the masks cut', 'ignore:greedy')
+@pytest.mark.parametrize('method', [m for m in pruners if m not in ('gmp', 'lottery')])
+def test_every_method_says_that_masks_leave_no_choice(method):
+    "Another seed gives the old masks: said once, at the caller's line; and more than the masks leave is refused."
+    model, dl = mlp([6, 12, 12, 4], seed=0), data()
+    given = dict(dl=dl) if about(method)['data'] else {}
+    first = prune(model, method, .5, (6,), **given).apply(model)
+    with pytest.warns(UserWarning, match='the model remembers masks') as caught: again = prune(model, method, .5, (6,), seed=1, **given)
+    mine = [w for w in caught if 'remembers' in str(w.message)]
+    assert len(mine) == 1 and mine[0].filename == __file__ and again.jaccard(first) > .9
+    with pytest.raises(ValueError): prune(model, method, .8, (6,), **given)
+    Masks.forget(model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', 'the model remembers')
+        prune(mlp([6, 12, 12, 4], seed=0), method, .8, (6,), seed=1, **given)

@@ -350,43 +350,219 @@ def test_a_chain_keeps_all_its_layers():
         for f in (synflow, synflow_l2): assert min(f(model, .01, (3, 32, 32), iterations=100).widths.values()) > 0
 
 # --- the linearised network, against the real one made linear by hand ----------------------------------------------------
-
-families = '''alexnet vgg11_bn resnet18 resnet50 resnext50_32x4d'''.split()
+# What is not linear is a module of its own below, so that a copy can have it replaced: activations by nothing, a norm by its
+# scale, a product of two signals by their sum. Then automatic differentiation of the copy is the truth.
 
 class Scale(nn.Module):
     "A normalisation that is its weight alone."
-    def __init__(self, weight, last):
+    def __init__(self, norm):
         super().__init__()
-        self.weight, self.last = weight, last
-    def forward(self, x): return x*(self.weight if self.last else self.weight.view(-1, 1, 1))
+        self.weight, self.last = norm.weight, type(norm) is nn.LayerNorm
+    def forward(self, x): return x*(self.weight if self.last else self.weight.view(-1, *[1]*(x.ndim - 2)))
 
-def by_hand(model):
+class Gate(nn.Module):
+    def forward(self, a, b): return a*b
+class Sum(nn.Module):
+    def forward(self, a, b): return a + b
+class Product(nn.Module):
+    "A matrix product of two signals, scaled."
+    def __init__(self, scale=1.): super().__init__(); self.scale = scale
+    def forward(self, a, b): return a @ b*self.scale
+class Outer(nn.Module):
+    "Its linear version: a path takes one of the two sides."
+    def __init__(self, scale): super().__init__(); self.scale = scale
+    def forward(self, a, b): return (a.sum(-1, keepdim=True) + b.sum(-2, keepdim=True))*self.scale
+
+gone = nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.ELU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Hardswish, nn.Dropout
+
+def replaced(m, power):
+    "What stands for a module in the linear copy."
+    if isinstance(m, gone): return nn.Identity()
+    if isinstance(m, Gate): return Sum()
+    if isinstance(m, Product): return Outer(m.scale**power)
+    if isinstance(m, (nn.LayerNorm, nn.GroupNorm)): return Scale(m)
+
+def by_hand(model, power=1):
     "A copy of a network with magnitudes for weights, zeros for biases and means, and no activations: it is linear (but for maxima)."
     model = copy.deepcopy(model).double().eval()
     for m in list(model.modules()):
         for name, child in list(m.named_children()):
-            if isinstance(child, (nn.ReLU, nn.ReLU6, nn.GELU, nn.Dropout)): setattr(m, name, nn.Identity())
-            if isinstance(child, nn.LayerNorm): setattr(m, name, Scale(child.weight, type(child) is nn.LayerNorm))
-        if hasattr(m, 'running_mean') and m.running_mean is not None: m.running_mean.zero_()
+            if (new := replaced(child, power)) is not None: setattr(m, name, new)
     with torch.no_grad():
-        for name, p in model.named_parameters(): p.abs_() if not name.endswith('bias') else p.zero_()
+        for name, p in model.named_parameters(): p.abs_().pow_(power) if not name.endswith(('bias', 'pos')) else p.zero_()
+        for name, b in model.named_buffers():
+            if name.endswith('running_mean'): b.zero_()
+            elif name.endswith('running_var'): b.add_(1e-5).pow_(power).sub_(1e-5)
+            elif b.is_floating_point(): b.abs_().pow_(power)
     return model
 
-@pytest.mark.parametrize('name', families)
-def test_the_linearised_network_is_the_real_one_made_linear(name):
-    torchvision = pytest.importorskip('torchvision')
-    torch.manual_seed(0)
-    more = dict(aux_logits=False, init_weights=False) if name in ('googlenet', 'inception_v3') else {}
-    if name in ('fcn_resnet50', 'deeplabv3_resnet50'): more = dict(weights_backbone=None)
-    model = torchvision.models.get_model(name, weights=None, num_classes=4, **more)
-    n = 75 if name == 'inception_v3' else 64 if name in ('alexnet', 'vgg11', 'vgg11_bn') else 32
-    size = (3, 16, n, n) if name == 's3d' else (3, 4, n, n) if name in ('r3d_18', 'mc3_18', 'r2plus1d_18') else (3, n, n)
-    net, hand = linearised(model), by_hand(model)
-    out = hand(torch.ones(1, *size, dtype=torch.float64))
-    total, grads = net.gradients(*net.ones(size))
+def assert_the_same(model, x, power=1, forward=None):
+    "Sum and gradients of the linearised network are those of the copy."
+    net, hand = linearised(model, power, square_means=False), by_hand(model, power)
+    out = (forward or hand)(*([hand] if forward else []), x.double() if x.is_floating_point() else x)
     truth = (out['out'] if isinstance(out, dict) else out).sum()
     truth.backward()
+    total, grads = net.gradients(x)
     assert float(total) == pytest.approx(float(truth.detach()), rel=1e-9) and float(total) > 0
-    theirs = dict(hand.named_parameters())
-    for layer, grad in grads.items():
-        if layer in theirs and theirs[layer].ndim > 1: torch.testing.assert_close(grad, theirs[layer].grad, rtol=1e-7, atol=1e-9*float(grad.max()))
+    theirs = {name: p.grad for name, p in hand.named_parameters() if p.grad is not None and not name.endswith(('bias', 'pos'))}
+    assert theirs.keys() >= {name for name, grad in grads.items() if grad.any() and not name.endswith(('bias', 'pos'))}
+    for name, grad in theirs.items(): torch.testing.assert_close(grads[name], grad, rtol=1e-7, atol=1e-9*float(grad.abs().max()))
+
+def unit(n, m, k=3, **kwargs): return nn.Sequential(nn.Conv2d(n, m, k, padding=k//2, **kwargs), nn.BatchNorm2d(m), nn.ReLU())
+def head(n, classes=3): return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(n, classes))
+class Add(nn.Module):
+    "A branch beside a shortcut."
+    def __init__(self, branch, shortcut=None): super().__init__(); self.branch, self.shortcut = branch, shortcut or nn.Identity()
+    def forward(self, x): return self.branch(x) + self.shortcut(x)
+class Cat(nn.Module):
+    def __init__(self, *branches): super().__init__(); self.branches = nn.ModuleList(branches)
+    def forward(self, x): return torch.cat([f(x) for f in self.branches], 1)
+class Excite(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.squeeze, self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(n, 2, 1), nn.SiLU(), nn.Conv2d(2, n, 1), nn.Sigmoid()), Gate()
+    def forward(self, x): return self.gate(x, self.squeeze(x))
+class Shuffle(nn.Module):
+    "Half of the channels go through, then both halves are shuffled."
+    def __init__(self, n): super().__init__(); self.branch = nn.Sequential(unit(n//2, n//2, 1), unit(n//2, n//2, groups=n//2))
+    def forward(self, x):
+        a, b = x.chunk(2, 1)
+        x = torch.cat([a, self.branch(b)], 1)
+        return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+class UNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down, self.deep, self.up, self.out = unit(2, 4), unit(4, 6), nn.ConvTranspose2d(6, 4, 2, 2), nn.Conv2d(8, 2, 1)
+    def forward(self, x):
+        x = self.down(x)
+        return self.out(torch.cat([x, self.up(self.deep(F.max_pool2d(x, 2)))], 1))
+class Pyramid(nn.Module):
+    def __init__(self): super().__init__(); self.a, self.b, self.side, self.out = unit(2, 4), unit(4, 4), nn.Conv2d(4, 4, 1), unit(4, 3)
+    def forward(self, x):
+        a = self.a(x)
+        return self.out(F.interpolate(self.b(F.max_pool2d(a, 2)), scale_factor=2.) + self.side(a))
+class WaveNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.filters = nn.ModuleList(nn.Sequential(nn.Conv1d(3, 3, 2, dilation=d), nn.Tanh()) for d in (1, 2))
+        self.gates = nn.ModuleList(nn.Sequential(nn.Conv1d(3, 3, 2, dilation=d), nn.Sigmoid()) for d in (1, 2))
+        self.gate, self.out = Gate(), nn.Conv1d(3, 2, 1)
+    def forward(self, x):
+        for f, g in zip(self.filters, self.gates): x = self.gate(f(x), g(x)) + x[..., -f(x).shape[-1]:]
+        return self.out(x)
+class ConvNext(nn.Module):
+    "A block of ConvNeXt: depthwise, channels last, a scale for each channel."
+    def __init__(self, n=4):
+        super().__init__()
+        self.deep, self.norm, self.gamma = nn.Conv2d(n, n, 5, padding=2, groups=n), nn.LayerNorm(n), nn.Parameter(torch.rand(n))
+        self.mlp = nn.Sequential(nn.Linear(n, 2*n), nn.GELU(), nn.Linear(2*n, n))
+    def forward(self, x): return x + (self.gamma*self.mlp(self.norm(self.deep(x).permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)
+class Mixer(nn.Module):
+    def __init__(self, tokens=4, n=3):
+        super().__init__()
+        self.one, self.two = (nn.Sequential(nn.LayerNorm(n), nn.Identity()) for _ in range(2))
+        self.tokens = nn.Sequential(nn.Linear(tokens, 6), nn.GELU(), nn.Linear(6, tokens))
+        self.channels = nn.Sequential(nn.Linear(n, 6), nn.GELU(), nn.Linear(6, n))
+    def forward(self, x):
+        x = x + self.tokens(self.one(x).transpose(1, 2)).transpose(1, 2)
+        return x + self.channels(self.two(x))
+class Transformer(nn.Module):
+    "One head of attention, or attention with fixed weights."
+    def __init__(self, n=4, tokens=3, fixed=False):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(n, n) for _ in range(4))
+        self.pos, self.soft, self.norm = nn.Parameter(torch.randn(tokens, n)), nn.Softmax(-1), nn.LayerNorm(n)
+        self.scores, self.read, self.fixed = Product(n**-.5), Product(), fixed
+        if fixed: self.register_buffer('mix', torch.rand(tokens, tokens))
+        self.mlp = nn.Sequential(nn.Linear(n, 2*n), nn.GELU(), nn.Linear(2*n, n))
+    def forward(self, x):
+        x = x + self.pos
+        h = self.norm(x)
+        a = self.mix @ self.v(h) if self.fixed else self.read(self.soft(self.scores(self.q(h), self.k(h).transpose(1, 2))), self.v(h))
+        x = x + self.out(a)
+        return x + self.mlp(x)
+class Words(nn.Module):
+    def __init__(self): super().__init__(); self.table, self.fc = nn.Embedding(7, 4), nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2))
+    def forward(self, words): return self.fc(self.table(words).flatten(1))
+class GraphNet(nn.Module):
+    "Two convolutions of a graph whose edges are fixed."
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.act = nn.Linear(3, 4), nn.Linear(4, 2), nn.ELU()
+        self.register_buffer('edges', torch.tensor([[0., .5, 0, .5], [1, 0, 0, 0], [0, .3, .7, 0], [.2, 0, 0, .8]]))
+    def forward(self, x): return self.edges @ self.b(self.act(self.edges @ self.a(x)))
+class Siamese(nn.Module):
+    def __init__(self): super().__init__(); self.both, self.fc = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4)), nn.Linear(8, 2)
+    def forward(self, x): return self.fc(torch.cat([self.both(x[:, :3]), self.both(x[:, 3:])], 1))
+class Recurrent(nn.Module):
+    def __init__(self, kind): super().__init__(); self.rnn, self.fc = kind(3, 4, batch_first=True, bias=False), nn.Linear(4, 2)
+    def forward(self, x): return self.fc(self.rnn(x)[0][:, -1])
+
+def lstm_by_hand(net, x):
+    "The states start at zero, so that in the first step there is nothing to forget; a product of two signals is their sum."
+    h, c = None, None
+    for now in x.unbind(1):
+        i, f, g, o = (now @ net.rnn.weight_ih_l0.T + (0 if h is None else h @ net.rnn.weight_hh_l0.T)).chunk(4, 1)
+        c = i + g if c is None else f + c + i + g
+        h = o + c
+    return net.fc(h)
+
+def elman_by_hand(net, x):
+    h = None
+    for now in x.unbind(1): h = now @ net.rnn.weight_ih_l0.T + (0 if h is None else h @ net.rnn.weight_hh_l0.T)
+    return net.fc(h)
+
+image, tokens = (1, 2, 8, 8), (1, 3, 4)
+S = nn.Sequential
+hand_made = {
+    'perceptron': (lambda: S(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(), nn.Linear(6, 3)), (1, 5)),
+    'vgg': (lambda: S(unit(2, 4), nn.MaxPool2d(2), unit(4, 4), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3)), image),
+    'resnet': (lambda: S(unit(2, 4), Add(S(unit(4, 4), nn.Conv2d(4, 4, 3, padding=1)), nn.Conv2d(4, 4, 1)), nn.ReLU(), Add(unit(4, 4)), head(4)), image),
+    'resnext': (lambda: S(unit(2, 4), Add(S(unit(4, 8, 1), unit(8, 8, groups=4), nn.Conv2d(8, 4, 1))), nn.ReLU(), head(4)), image),
+    'densenet': (lambda: S(Cat(nn.Identity(), unit(2, 3)), Cat(nn.Identity(), unit(5, 3)), nn.AvgPool2d(2), head(8)), image),
+    'inception': (lambda: S(Cat(unit(2, 2, 1), S(unit(2, 3, 1), unit(3, 3, 5)), S(nn.AvgPool2d(3, 1, 1), unit(2, 2, 1))), head(7)), image),
+    'mobilenet': (lambda: S(unit(2, 4), Add(S(unit(4, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.ReLU6(), nn.Conv2d(8, 4, 1))), head(4)), image),
+    'squeeze and excite': (lambda: S(unit(2, 4), Excite(4), unit(4, 4), Excite(4), head(4)), image),
+    'shufflenet': (lambda: S(unit(2, 4), Shuffle(4), Shuffle(4), head(4)), image),
+    'unet': (UNet, image), 'feature pyramid': (Pyramid, image),
+    'autoencoder': (lambda: S(unit(2, 4, stride=2), unit(4, 3), nn.ConvTranspose2d(3, 2, 3, 2, 1, 1), nn.Sigmoid()), image),
+    'pixel shuffle': (lambda: S(unit(2, 8), nn.PixelShuffle(2), nn.Conv2d(2, 1, 3)), image),
+    'group norm': (lambda: S(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), head(4)), image),
+    'wavenet (1d)': (WaveNet, (1, 3, 9)), 'video (3d)': (lambda: S(nn.Conv3d(1, 3, 2), nn.ReLU(), nn.MaxPool3d(2), nn.Flatten(), nn.Linear(3*3*3*3, 2)), (1, 1, 7, 7, 7)),
+    'convnext': (lambda: S(nn.Conv2d(2, 4, 2, 2), ConvNext(), ConvNext(), head(4)), image),
+    'mixer': (Mixer, (1, 4, 3)), 'transformer': (Transformer, tokens), 'transformer, fixed attention': (lambda: Transformer(fixed=True), tokens),
+    'words': (Words, None), 'graph': (GraphNet, (1, 4, 3)), 'siamese': (Siamese, (1, 6)),
+}
+
+@pytest.mark.parametrize('power', [1, 2])
+@pytest.mark.parametrize('name', hand_made)
+def test_the_linearised_network_is_the_one_made_linear_by_hand(name, power):
+    torch.manual_seed(0)
+    make, size = hand_made[name]
+    model, gen = make(), torch.Generator().manual_seed(1)
+    with torch.no_grad(): # norms that scale
+        for m in model.modules():
+            if getattr(m, 'running_var', None) is not None: m.running_var.uniform_(.5, 2, generator=gen); m.weight.uniform_(.5, 2, generator=gen)
+            if isinstance(m, (nn.LayerNorm, nn.GroupNorm)): m.weight.uniform_(-2, 2, generator=gen)
+    assert_the_same(model, torch.tensor([[0, 3, 3]]) if size is None else torch.ones(size), power)
+
+def gru_by_hand(net, x):
+    "(PyTorch writes the gates in place, into one memory: its part that is still zero counts as a signal too.)"
+    h = torch.zeros(1, 4, dtype=torch.float64)
+    for now in x.unbind(1):
+        r, z, n = (now @ net.rnn.weight_ih_l0.T).chunk(3, 1)
+        hr, hz, hn = (h @ net.rnn.weight_hh_l0.T).chunk(3, 1)
+        z, n = z + hz, n + r + hr + hn
+        h = h + n + z + n # (h - n)*z + n
+    return net.fc(h)
+
+@pytest.mark.parametrize('kind,forward', [(nn.LSTM, lstm_by_hand), (nn.RNN, elman_by_hand), (nn.GRU, gru_by_hand)])
+def test_recurrent_networks_made_linear_by_hand(kind, forward):
+    torch.manual_seed(0)
+    assert_the_same(Recurrent(kind), torch.ones(1, 4, 3), forward=forward)
+
+@pytest.mark.parametrize('name', 'resnet18 resnext50_32x4d mobilenet_v2'.split())
+def test_networks_of_torchvision_made_linear_by_hand(name):
+    torchvision = pytest.importorskip('torchvision')
+    torch.manual_seed(0)
+    assert_the_same(torchvision.models.get_model(name, weights=None, num_classes=4), torch.ones(1, 3, 32, 32))
