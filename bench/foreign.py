@@ -133,11 +133,28 @@ def graphs():
                 self.a, self.b = kind(4, 8, **more), kind(8, 3, **more)
             def forward(self, x, edges): return self.b(self.a(x, edges).relu(), edges)
         yield f'pyg {name}', (lambda k=getattr(g, name), m=more, N=Net: N(k, m)), (lambda: (noise(4, 4)[0], edges()))
+    perceptron = lambda n, m: torch.nn.Sequential(torch.nn.Linear(n, 8), torch.nn.ReLU(), torch.nn.Linear(8, m))
+    built = dict(GINConv=lambda n, m: g.GINConv(perceptron(n, m)), EdgeConv=lambda n, m: g.EdgeConv(perceptron(2*n, m)), GENConv=g.GENConv,
+                 ResGatedGraphConv=g.ResGatedGraphConv, SuperGATConv=g.SuperGATConv, HypergraphConv=g.HypergraphConv, FiLMConv=g.FiLMConv, SSGConv=lambda n, m: g.SSGConv(n, m, alpha=.1), EGConv=lambda n, m: g.EGConv(n, m, num_heads=1),
+                 CGConv=lambda n, m: g.CGConv(n), GatedGraphConv=lambda n, m: g.GatedGraphConv(n, 2))
+    for name, make in built.items():
+        if name in ('CGConv', 'GatedGraphConv'): # as wide as its input
+            yield f'pyg {name}', (lambda f=make, N=Net: N(lambda n, m: f(4, 4), {})), (lambda: (noise(4, 4)[0], edges()))
+        else: yield f'pyg {name}', (lambda f=make, N=Net: N(f, {})), (lambda: (noise(4, 4)[0], edges()))
+    for name in 'GCN GraphSAGE GIN GAT PNA'.split():
+        more = dict(aggregators=['mean', 'max'], scalers=['identity'], deg=torch.tensor([0, 2, 2])) if name == 'PNA' else {}
+        yield f'pyg {name}', (lambda k=getattr(g.models, name), m=more: k(4, 8, 2, 3, **m)), (lambda: (noise(4, 4)[0], edges()))
 
 def vision_library():
     import torchvision as tv
     for name in 'lraspp_mobilenet_v3_large deeplabv3_mobilenet_v3_large fcn_resnet50'.split():
         yield f'torchvision {name}', (lambda n=name: tv.models.get_model(n, weights=None, weights_backbone=None, num_classes=3)), (lambda: (noise(3, 64, 64),))
+    heads = dict(weights=None, weights_backbone=None, num_classes=3)
+    for name in 'ssdlite320_mobilenet_v3_large retinanet_resnet50_fpn fasterrcnn_mobilenet_v3_large_320_fpn'.split():
+        small = {} if name.startswith('ssdlite') else dict(min_size=64, max_size=64)
+        yield f'torchvision {name}', (lambda n=name, m=small: tv.models.get_model(n, **heads, **m)), (lambda: ([noise(3, 64, 64)[0]],))
+    for name in 'mobilenet_v2 shufflenet_v2_x0_5 squeezenet1_1 mnasnet0_5'.split():
+        yield f'torchvision {name}', (lambda n=name: tv.models.get_model(n, weights=None, num_classes=3)), (lambda: (noise(3, 64, 64),))
     for name in 'r3d_18 mc3_18 r2plus1d_18'.split():
         yield f'torchvision {name}', (lambda n=name: tv.models.get_model(n, weights=None, num_classes=3)), (lambda: (noise(3, 4, 32, 32),))
 

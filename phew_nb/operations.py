@@ -446,6 +446,17 @@ def _total(r, func, args, kwargs):
     x, keep = args[0], named(func, args, kwargs).get('keepdim', False)
     return x.sum(list(_dims(func, args, kwargs, x.ndim)), keep)
 
+def _distance(t, func, args, kwargs, outs):
+    "Distances of all rows to all others, such as those of a code book: each is a statistic of two rows."
+    if any(t.of(x) is None and t.is_weight(x) for x in args[:2]): warnings.warn(
+        f"distances to a parameter are taken in {t.where()}: no path goes through its weights there")
+    a, b = (t.over(t.known(x), [-1], stat=True) for x in args[:2])
+    t.moved.put(outs[0], t.units.merge(a[..., None], b[..., None, :], 'mul').expand(outs[0].shape))
+
+def _distance_signal(r, func, args, kwargs):
+    a, b = (x.mean(-1) if is_signal(x) else 0 for x in args[:2])
+    return r.shaped((a[..., None] if is_signal(a) else 0) + (b[..., None, :] if is_signal(b) else 0))
+
 # %% ../nbs/13_operations.ipynb #391597f6
 families['reduce'] = Operation('reduce', _reduce, _self_signals)
 teach('amax amin max min median nanmedian mode aminmax kthvalue sum nansum', 'reduce')
@@ -453,13 +464,18 @@ teach('mean', 'reduce', signals=_mean)
 teach('var std linalg_vector_norm norm', 'reduce', signals=_spread_of)
 teach('var_mean std_mean', 'reduce', signals=lambda *args: [_spread_of(*args)]*2)
 teach('prod logsumexp', 'reduce', signals=_total)
+teach('_euclidean_dist _cdist_forward', 'reduce', _distance, _distance_signal)
 
 # %% ../nbs/13_operations.ipynb #a693cb35
 def _add_at(t, func, args, kwargs, outs):
-    "Sums scattered along a dimension: `index_add`, `scatter_add` and the like."
-    dim, values = args[1], t.known(next(a for a in reversed(tensors_in((args, kwargs))) if a.is_floating_point()))
+    "Sums scattered along a dimension: `index_add`, `scatter_add` and the like; of different units any, by the data."
+    dim, given = args[1], tensors_in((args[1:], kwargs))
+    values = t.known(next(a for a in reversed(given) if a.is_floating_point()))
     one = shrink(values.movedim(dim, 0) if values.ndim else values[None])[0]
-    if one.shape[0] > 1: raise ValueError('it adds up different units at places that the data tells')
+    if one.shape[0] > 1:
+        index = [i for i in given if not i.is_floating_point()]
+        if not by_data(t, index): raise ValueError('it adds up different units at fixed places')
+        one = t.over(one, [0], keep=True)
     one = one.movedim(0, dim) if values.ndim else one
     if any(n not in (1, m) for n, m in zip(one.shape, outs[0].shape)): raise ValueError('it adds up different units')
     t.moved.put(outs[0], t.units.merge(t.known(args[0]), one, 'add'))
@@ -471,7 +487,7 @@ def _put_at(t, func, args, kwargs, outs):
         new = rerun(func, args, kwargs, t.known, 1)[0]
         return t.moved.put(outs[0], t.units.merge(t.known(args[0]), new, 'add'))
     if sum(i is not None for i in args[1]) > 1 or args[1][0] is None: raise ValueError('it adds at more than one index')
-    _add_at(t, func, (args[0], 0, args[2]), {}, outs)
+    _add_at(t, func, (args[0], 0, *args[1:3]), {}, outs)
 
 # %% ../nbs/13_operations.ipynb #cc5a466b
 def _scatter(t, func, args, kwargs, outs):

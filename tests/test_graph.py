@@ -14,10 +14,12 @@ from torch.nn.utils import parametrizations
 
 from awkward import C, Branch, Fn, P, Program, kinds, models, seq
 from truth import Behind, compare, layer_ids
+from phew_nb.flow import path_flow
 from phew_nb.graph import Layer, PathGraph, TraceError, _plain, _run, as_graph, named_tensors, trace
 from phew_nb.masks import Masks
 from phew_nb.numbers import Numbers
 from phew_nb.metrics import count_paths
+from phew_nb.walks import phew
 
 root = Path(__file__).resolve().parent.parent
 
@@ -615,14 +617,11 @@ refused = {
     'low rank': (lambda: Fn(lambda s, x: F.linear(x, s.w + s.b @ s.a), w=P(3, 3), a=P(1, 3), b=P(3, 1)), (3,), ['cannot be followed']),
     'two parameters': (lambda: Fn(lambda s, x: F.linear(x, torch.cat([s.w, s.a])), w=P(3, 3), a=P(1, 3)), (3,), ['cannot be followed']),
     'padded weight': (lambda: Fn(lambda s, x: F.linear(x, F.pad(s.w, (0, 1))), w=P(3, 2)), (3,), ['cannot be followed']),
-    'distance': (lambda: Fn(lambda s, x: s.o(torch.cdist(x, s.w)), w=P(4, 3), o=linear(4)), (3,), ['_cdist_forward']),
     'inverse': (lambda: Fn(lambda s, x: s.o(torch.linalg.inv(torch.eye(3) + x.T @ x)), o=linear()), (3,), ['linalg_inv']),
     'quantised': (lambda: torch.ao.quantization.quantize_dynamic(seq(linear(3, 4), linear(4))), (3,), ['quantized', "module '0'"]),
     'sparse activations': (lambda: Fn(lambda s, x: torch.sparse.mm(x.to_sparse(), s.w), w=P(3, 2)), (3,), ['_to_sparse', 'strided']),
     'columns of a table': (lambda: Fn(lambda s, x: s.o(s.w.gather(1, x.argsort(1)[:, :2].expand(3, 2)).sum(1)[None]), w=P(3, 4), o=linear()),
                            (4,), ['aten.gather.default', 'places that depend on the input']),
-    'scattered units': (lambda: Fn(lambda s, x: s.o(torch.zeros(1, 3).scatter_add(1, x.argsort(1), x)), o=linear()), (3,),
-                        ['scatter_add', 'places that the data tells']),
     'pooled units': (lambda: seq(linear(3, 4900), nn.Unflatten(1, (1, 70, 70)), nn.MaxPool2d(2), nn.Flatten(), linear(1225)), (3,),
                      ['max_pool2d', '4900 positions of a channel are different units']),
     'forward fails': (lambda: Fn(lambda s, x: 1/0, o=linear()), (3,), ['does not run', '(1, 3)', 'division by zero']),
@@ -846,3 +845,34 @@ def test_a_trace_leaves_everything_as_found():
     assert model.table is None and model.log == [1] and model.flags == {'a': [2]} and not model.fc._forward_hooks
     assert model.count.item() == 0 and torch.equal(model.fc.weight, weight) and model.training
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+
+# --- places that the data tells, distances -----------------------------------------------------------------------------
+
+class ByDegree(nn.Module):
+    "Neighbours of two kinds, made by two layers, added up where the edges say."
+    def __init__(self): super().__init__(); self.a, self.b, self.out = nn.Linear(2, 3), nn.Linear(2, 3), nn.Linear(3, 1)
+    def forward(self, x, edges):
+        h = torch.cat([self.a(x[:2]), self.b(x[2:])])
+        return self.out(x.new_zeros(4, 3).index_add(0, edges[1], h[edges[0]]))
+
+def test_what_is_added_up_where_the_data_says_may_be_any():
+    edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    graph = trace(ByDegree(), example=(torch.randn(4, 2), edges))
+    assert [layer.name for layer in graph.layers] == ['a.weight', 'b.weight', 'out.weight']
+    assert sorted(graph.junctions[-1].child.tolist()) == sorted(torch.cat([layer.dst[0] for layer in graph.layers[:2]]).tolist())
+    class Fixed(ByDegree): # the same places, whatever the data: then each row has its own units, which is not followed
+        def forward(self, x): return super().forward(x, edges)
+    with pytest.raises(TraceError, match='adds up different units at fixed places'): trace(Fixed(), example=torch.randn(4, 2))
+
+class CodeBook(nn.Module):
+    "A vector quantisation that lets gradients straight through."
+    def __init__(self): super().__init__(); self.a, self.codes, self.b = nn.Linear(3, 2), nn.Embedding(5, 2), nn.Linear(2, 1)
+    def forward(self, x):
+        z = self.a(x)
+        chosen = self.codes(torch.cdist(z, self.codes.weight).argmin(1))
+        return self.b(z + (chosen - z).detach())
+
+def test_a_code_book():
+    with pytest.warns(UserWarning, match='distances to a parameter are taken in test_graph'): graph = trace(CodeBook(), (3,))
+    assert set(graph.params) == {'a.weight', 'codes.weight', 'b.weight'}
+    assert float(path_flow(graph, power=1).total) > 0 and phew(graph, .5).report(graph).lost == {}
