@@ -108,6 +108,7 @@ def _barred(w, where, k):
 # %% ../nbs/32_reach.ipynb #2a2e446d
 def _sampled_chances(walker, most=4096):
     "For a sample of weights: logarithm of the chance that one walk misses it, and how many weights it stands for."
+    if walker.blocks: return _block_chances(walker)
     gen, out = torch.Generator().manual_seed(0), {}
     rates = [side.visit_rates()[1] for side in walker.sides]
     for i, w in walker.sides[0].weights.items():
@@ -122,6 +123,21 @@ def _sampled_chances(walker, most=4096):
             log_miss = log_miss + torch.log1p(-q.clamp(max=1 - 1e-12))/len(walker.sides)
         out[key] = where, n, k, log_miss.masked_fill(_barred(w, where, k).to(walker.device), 0.)
     return torch.cat([m for *_, m in out.values()]), torch.cat([torch.full_like(m, n) for _, n, _, m in out.values()])
+
+def _block_chances(walker):
+    "The same for all blocks."
+    zeros = lambda size: torch.zeros(size, dtype=torch.float64, device=walker.device)
+    blocks = walker.blocks
+    miss = {name: zeros(b.grid) for name, b in blocks.items()}
+    for side in walker.sides:
+        hit, rates = dict.fromkeys(miss, 0.), side.visit_rates()[1]
+        for i, w in side.weights.items():
+            if (l := w.layer).counted: hit[l.name] += blocks[l.name].sums(l.spread(side.chances(i, rates[i])))
+        for name, q in hit.items():
+            miss[name] += torch.log1p(-torch.as_tensor(q).clamp(max=1 - 1e-12))/len(walker.sides)
+    masks, params = walker.masks or {}, walker.graph.params
+    held = [blocks[name].sums(masks.get(name, torch.ones(p.shape)).double()) for name, p in params.items()]
+    return torch.cat([m.view(-1) for m in miss.values()]), torch.cat([n.view(-1) for n in held]).to(walker.device)
 
 # %% ../nbs/32_reach.ipynb #2f46f839
 def estimate(walker: Walker,
@@ -151,17 +167,27 @@ def expected_walks(model,           # a network or its `PathGraph`
 
 # %% ../nbs/32_reach.ipynb #316c1e93
 @patch
+def chances(self: Side, i, # number of the layer
+            rates,         # (rows,) visits of the rows of its table
+            above: float=None # a number to compare with
+           ) -> Tensor: # (G, O, I, K or 1) float64, of kernels where the edge is drawn first; bool with `above`
+    "Chance that one walk takes each weight of a layer, or whether it is above a number."
+    table = self.tables[i]
+    rates = rates/table.totals.clamp(min=5e-324)
+    of = lambda x, rows: table.mass(x, rows)*rates[rows, None]
+    if above is None: q = table.each_row(of, torch.float64)
+    else: q = table.each_row(lambda *args: of(*args) > above, torch.bool)
+    G, R, C, K = table.size
+    return q.view(G, R, C, K).transpose(1, 2) if self.forward else q.view(G, R, C, K)
+
+@patch
 def possible(self: Side, i, # number of the layer
              rates,         # (rows,) visits of the rows of its table
              least: float=0. # the probability that has to be passed
             ) -> Tensor: # (G, O, I, K) bool
     "Weights that one walk takes with a probability above `least`."
-    table, w = self.tables[i], self.weights[i]
-    G, R, C, K = table.size
-    rates = rates/table.totals.clamp(min=5e-324)
-    hit = table.each_row(lambda x, rows: table.mass(x, rows)*rates[rows, None] > least, torch.bool)
-    hit = hit.view(G, R, C, K).transpose(1, 2) if self.forward else hit.view(G, R, C, K)
-    if K == w.size[3]: return hit
+    hit, w = self.chances(i, rates, least), self.weights[i]
+    if hit.shape[3] == w.size[3]: return hit
     x = w.view().abs().double()
     return hit & (ratios(x, x.nan_to_num(nan=inf).amin(-1, keepdim=True))**self.power > 0)
 
@@ -179,12 +205,18 @@ def reachable(walker: Walker,
             p = side.possible(i, rates[i], least)
             if walker.granularity == 'kernel': p = _whole_kernels(walker, w.layer, p)
             out[w.layer.name][w.layer.places()[p.cpu()].to(walker.device)] = True
+    for name in walker.blocks: out[name] = _whole_blocks(walker, name, out[name])
     return out
 
 def _whole_kernels(walker, layer, p):
     p = p.any(-1, keepdim=True).expand(layer.size)
     masks = walker.masks
     return p & layer.pick(masks[layer.name].to(p.device)) if masks is not None and layer.name in masks else p
+
+def _whole_blocks(walker, name, some):
+    at = some.nonzero().view(-1)
+    some[walker.whole_blocks(name, at, torch.zeros_like(at))[0]] = True
+    return some
 
 # %% ../nbs/32_reach.ipynb #f6590e32
 def _plainly(walker):

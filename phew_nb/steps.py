@@ -9,16 +9,17 @@ __all__ = ['END', 'Routes', 'Drawn', 'drawn_from', 'check_scores', 'Side', 'Walk
 # %% ../nbs/31_steps.ipynb #9bcb1dc0
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, prod
 from numbers import Real
 import torch
 from torch import Tensor
 from fastcore.basics import patch
-from .nodes import Layer
+from .nodes import Layer, like
 from .graph import PathGraph
 from .masks import Masks
 from .flow import GivenEdges, check_masks, first_few, flow_through, graph_and_masks
 from .scaled import Scaled, pow2
+from .blocks import Blocks, as_block
 from .report import edges_between
 from .draws import MassTable, ratios, uniforms, walk_keys
 
@@ -344,19 +345,23 @@ class Walker:
                  granularity: str='weight', # what a walk conserves: its 'weight's or whole 'kernel's
                  scores=None,         # parameter name -> tensor to draw by in place of |w|
                  law: str='steps',    # 'steps' by the weights of each unit, or whole 'paths' by their product
-                 start: str='first'   # where the round of starts begins: with the 'first' unit or where the 'seed' says
+                 start: str='first',  # where the round of starts begins: with the 'first' unit or where the 'seed' says
+                 block=None           # rows and columns of blocks that walks conserve as a whole, such as (16, 16)
                 ): # raises ValueError on unknown choices, on weights that are NaN or infinite, where there is no path
-        check_options(power, fork, direction, granularity, law, start)
+        check_options(power, fork, direction, granularity, law, start, block)
         masks = masks if masks is None or isinstance(masks, Masks) else Masks(masks)
         check_masks(graph, masks)
         self.graph, self.masks, self.power = graph, masks, float(power)
-        self.granularity, self.start = granularity, start
+        self.granularity, self.start = granularity if block is None else 'block', start
+        self.blocks = {} if block is None else {name: Blocks(p, block) for name, p in graph.params.items()}
         scores = None if scores is None else check_scores(graph, scores)
+        if self.blocks: scores = self._block_means(scores or {})
         self._prepare(scores, skips)
         ways, args = dict(both=(True, False), forward=(True,), backward=(False,)), (self.weights, self.live, self.power)
         if law == 'paths': self.sides = [PathSide(graph, *args, skips)]
         else: self.sides = [Side(graph, forward, *args, fork, skips) for forward in ways[direction]]
         self.device = self.sides[0].device
+        if block is not None: self._stride_starts(block)
 
 # %% ../nbs/31_steps.ipynb #47bb9745
 @patch
@@ -400,7 +405,8 @@ def _shift(self: Walker, s, seed):
     return int(u*len(self.sides[s].starts))
 
 # %% ../nbs/31_steps.ipynb #c5a2042b
-def check_options(power, fork='uniform', direction='both', granularity='weight', law='steps', start='first'):
+def check_options(power, fork='uniform', direction='both', granularity='weight', law='steps', start='first',
+                  block=None):
     "Check the choices of walks; raises ValueError."
     for name, value, known in (('fork', fork, ('uniform', 'weight')), ('law', law, ('steps', 'paths')),
                                ('direction', direction, ('both', 'forward', 'backward')),
@@ -408,8 +414,14 @@ def check_options(power, fork='uniform', direction='both', granularity='weight',
         if value not in known: raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
     if isinstance(power, bool) or not isinstance(power, Real) or power != power: raise ValueError(
         f"power must be a real number (1 PHEW, 0 uniform, -1 inverse, 2 squared, inf greedy), not {power!r}")
+    if block is not None: _check_block(block, power, granularity)
     if law == 'paths' and not 0 <= power < float('inf'): raise ValueError(
         f"law='paths' draws by the product of |w|^power, with a power from 0 on, not {power!r}")
+
+def _check_block(block, power, granularity):
+    as_block(block)
+    if granularity != 'weight' or power < 0: raise ValueError(
+        f"block={block} goes with granularity='weight' and a power from 0 on: whole blocks are drawn and kept")
 
 # %% ../nbs/31_steps.ipynb #26a5e313
 def draw_paths(model,           # a network or its `PathGraph`
@@ -497,6 +509,48 @@ def _row_ways(self: PathSide, i):
     layer, state = self.graph.nodes[i], self.flow.out[:, None]
     return self.flow.edges[i].through(state.take(layer.dst), back=True)[..., 0].map(lambda t: t.reshape(-1))
 
+# %% ../nbs/31_steps.ipynb #0e6c9c14
+@patch
+def _block_means(self: Walker, scores):
+    "Means of the blocks of magnitudes, or of scores, by parameter; other scores as they are."
+    for layer in self.graph.layers:
+        if layer.name not in scores: _check_finite(layer)
+    out, masks = dict(scores), self.masks or {}
+    for name, blocks in self.blocks.items():
+        t = scores[name] if name in scores else self.graph.params[name].detach().abs()
+        out[name] = blocks.means(t.to(torch.promote_types(t.dtype, torch.float32)), masks.get(name))
+    return out
+
+@patch
+def _stride_starts(self: Walker, block):
+    "Let starts go round in strides of a block: columns forward, rows back."
+    for side in self.sides:
+        if isinstance(side, PathSide): continue
+        step = block[1] if side.forward else block[0]
+        side.starts = side.starts[(torch.arange(len(side.starts), device=side.device) % step).argsort(stable=True)]
+
+@patch(as_prop=True)
+def at_once(self: Walker) -> int:
+    "About how many weights a step conserves."
+    if self.granularity == 'block': return prod(next(iter(self.blocks.values())).block)
+    return dict(weight=1, kernel=9)[self.granularity]
+
+# %% ../nbs/31_steps.ipynb #b961ac41
+@patch
+def whole_blocks(self: Walker,
+                 name: str,     # of a parameter
+                 place: Tensor, # (n,) places of weights in its memory
+                 walks: Tensor  # (n,) walks that take them
+                ) -> tuple: # (m,) places of all usable weights of their blocks, once each, (m,) the first of the walks
+    "What walks conserve that take these weights: their blocks."
+    block, at = self.blocks[name].of(place).unique(return_inverse=True)
+    first = torch.full_like(block, FirstVisits.never, dtype=walks.dtype).scatter_reduce_(0, at, walks, 'amin')
+    place, which = self.blocks[name].places(block)
+    if self.masks is None or name not in self.masks: return place, first[which]
+    usable = like(self.masks[name].to(place.device), self.graph.params[name])
+    ok = usable.as_strided((usable.numel(),), (1,)).take(place)
+    return place[ok], first[which][ok]
+
 # %% ../nbs/31_steps.ipynb #77b35936
 class FirstVisits:
     "For each weight (in the parameter's memory) the first walk that used it."
@@ -548,8 +602,9 @@ def _note(self: FirstVisits, name, place, walks):
 # %% ../nbs/31_steps.ipynb #4b619ff0
 @patch
 def conserved(self: Walker, layer, walks, g, o, c, k) -> tuple: # (m,) places in the parameter's memory, (m,) walks
-    "What walks conserve that take these weights of a layer: one weight each, or its whole kernel."
+    "What walks conserve that take these weights of a layer: one weight each, or its whole kernel or block."
     if self.granularity == 'weight': return index_of(layer, g, o, c, k), walks
+    if self.granularity == 'block': return self.whole_blocks(layer.name, index_of(layer, g, o, c, k), walks)
     K = layer.size[3]
     g, o, c, walks = (t[:, None].expand(-1, K).reshape(-1) for t in (g, o, c, walks))
     k = torch.arange(K, device=g.device).repeat(len(g)//K)

@@ -76,12 +76,13 @@ def walk_order(model,                 # a network, or its `PathGraph`
                scores=None,           # parameter name -> tensor, zero or positive, to draw by in place of |w|
                law: str='steps',      # 'steps' by the weights of each unit, or whole 'paths' by their product
                start: str='first',    # where the round of starts begins: with the 'first' unit or where the 'seed' says
-               pattern: str=None      # 'n:m', such as '2:4': at most n of m weights in a row, see "Patterns" below
+               pattern: str=None,     # 'n:m', such as '2:4': at most n of m weights in a row, see "Patterns" below
+               block: tuple=None      # (rows, columns) of blocks that are drawn and kept as a whole, such as (16, 16)
               ) -> WalkOrder:         # raises ValueError where the density is out of reach
     "Walk until the paths hold `max_density`, and say for each weight which walk used it first."
     graph, masks = graph_and_masks(model, input_size, masks)
-    if pattern is not None: graph = fitting_graph(graph, pattern, power, law, granularity)
-    walker = Walker(graph, masks, power, fork, skips, direction, granularity, scores, law, start)
+    if pattern is not None: graph = fitting_graph(graph, pattern, power, law, granularity, block)
+    walker = Walker(graph, masks, power, fork, skips, direction, granularity, scores, law, start, block)
     visits = FirstVisits(walker) if pattern is None else FittingVisits(walker, pattern)
     target = n_kept(graph.total, max_density, kept)
     most = _in_reach(walker, target) if pattern is None else visits.in_reach(target)
@@ -144,7 +145,7 @@ def batch_size(visits: FirstVisits,
                target: int # number of weights
               ) -> int:
     "How many walks to draw next: not far more than needed, and not too many at once. (It changes no result.)"
-    longest = len(visits.walker.sides[0].tables)*(1 if visits.walker.granularity == 'weight' else 9)
+    longest = len(visits.walker.sides[0].tables)*visits.walker.at_once
     recent = visits.new[-1024:].double().mean() if visits.n_walks else longest
     need = (target - visits.kept)/max(float(recent), 1e-3)
     return int(min(need*(1.3 if need < 5000 else 1.03) + 64, 2**22//longest + 256))
@@ -199,12 +200,12 @@ def why_dense(layer: Layer, m: int) -> str: # empty where the layer can take the
 # %% ../nbs/33_walks.ipynb #a8a293cb
 def fitting_graph(graph: PathGraph,
                   pattern: str, # such as '2:4'
-                  power=1, law='steps', granularity='weight' # of the walks
+                  power=1, law='steps', granularity='weight', block=None # of the walks
                  ) -> PathGraph: # raises ValueError where the pattern can't be walked by
     "The graph without the weights of layers that stay dense under a pattern, which are named in a warning."
     m = as_pattern(pattern)[1]
-    if law != 'steps' or granularity != 'weight' or not 0 <= power < inf: raise ValueError(
-        f"pattern='{pattern}' goes with law='steps', granularity='weight' and a power from 0 on")
+    if law != 'steps' or granularity != 'weight' or block is not None or not 0 <= power < inf: raise ValueError(
+        f"pattern='{pattern}' goes with law='steps', granularity='weight', no block, and a power from 0 on")
     dense = {l.name: why for l in graph.layers if l.counted and (why := why_dense(l, m))}
     if len(dense) == len(graph.params): raise ValueError(
         f"no layer can take the pattern {pattern}: {first_few(f'{name!r}: {why}' for name, why in dense.items())}")
