@@ -4,15 +4,17 @@
 
 # %% auto #0
 __all__ = ['Config', 'known', 'check_name', 'auto_recipe', 'settings', 'resolved_init', 'run_name', 'name_of', 'grid',
-           'check_fields', 'short', 'varying', 'differing', 'fields_of', 'labels']
+           'check_fields', 'read_grid', 'short', 'varying', 'differing', 'fields_of', 'labels']
 
 # %% ../nbs/60_config.ipynb #49b8ee51
-import hashlib, json
+import hashlib, inspect, json, re, tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from itertools import product
 from numbers import Integral, Real
+from pathlib import Path
 from fastcore.basics import patch
 
 # %% ../nbs/60_config.ipynb #8a18013f
@@ -70,6 +72,7 @@ def check_name(what:str, # 'data', 'model', 'method', 'init', 'recipe' or 'reini
               ): # ValueError with the names known and the nearest of them
     "Check that a name is known; what is your own is looked for where the name says."
     if not isinstance(name, str): raise TypeError(f'{_tables[what][2]}: a name is wanted, got {name!r}')
+    if not name.strip(): raise ValueError(f'{_tables[what][2]}: the name is empty')
     models = import_module('phew_nb.models')
     if (what, name) in _as_it_is: return
     if what == 'data': import_module('phew_nb.data').data_row(name)
@@ -94,7 +97,8 @@ def _check(config):
         if getattr(config, name) is not None: _check_whole(name, getattr(config, name), int(name != 'seed'))
     for name,kind in dict(bn=bool, options=Mapping, width=Real, amp=str).items():
         _check_kind(name, getattr(config, name), kind)
-    if config.recipe != 'auto': config.full_recipe # ValueError where it is unknown
+    if config.recipe != 'auto': _check_recipe(config)
+    if config.options and config.method != 'dense': _check_options(config.method, config.options)
     plain = dict(density=1. if config.method == 'dense' else float(config.density), seed=int(config.seed),
                  hidden=_layers(config.hidden), rewire=_rewiring(config.rewire))
     for name,value in plain.items(): object.__setattr__(config, name, value)
@@ -127,6 +131,26 @@ def _rewiring(rewire):
     if rewire in ('as pruned', 'shuffle'): return rewire
     if isinstance(rewire, Real) and not isinstance(rewire, bool) and 0 <= rewire <= 1: return float(rewire)
     raise ValueError(f"rewire is 'as pruned', 'shuffle', or a width factor from 0 to 1, got {rewire!r}")
+
+# %% ../nbs/60_config.ipynb #f32b3811
+def _check_options(method, options):
+    "Raise ValueError where a method has no such arguments."
+    f, walks = known('method', False).get(method) or known('method')[method], import_module('phew_nb.walks')
+    while isinstance(f, partial): f = f.func
+    takes = dict(inspect.signature(f).parameters)
+    if f is walks.phew: takes = takes | dict(inspect.signature(walks.walk_order).parameters)
+    elif any(p.kind is p.VAR_KEYWORD for p in takes.values()): return
+    for name in options: import_module('phew_nb.models').look_up(takes, name, f'argument of {method}')
+
+def _check_recipe(config):
+    "Raise where a recipe is unknown, or cannot be followed."
+    if not isinstance(config.recipe, str) and not is_dataclass(config.recipe): raise TypeError(
+        f'recipe: a name or a `Recipe` is wanted, got {config.recipe!r}')
+    recipe, training = config.full_recipe, import_module('phew_nb.training')
+    import_module('phew_nb.models').look_up(training.optimizers, recipe.optimizer, 'optimizer')
+    for name,least in dict(lr=0, decay=0, momentum=-1e-99, weight_decay=-1e-99).items():
+        if not least < getattr(recipe, name) < float('inf'): raise ValueError(
+            f"{name} of a recipe must be {'0 or more' if least else 'above 0'}, got {getattr(recipe, name)}")
 
 # %% ../nbs/60_config.ipynb #e07036d5
 def auto_recipe(model:str, # a name in `models`
@@ -182,6 +206,106 @@ def check_fields(values:Mapping # by name
     names = {f.name: f for f in fields(Config)}
     for name in values: import_module('phew_nb.models').look_up(names, name, 'field of Config')
 
+# %% ../nbs/60_config.ipynb #c8df60ae
+_plurals = dict(methods='method', densities='density', seeds='seed') # as the commands have them
+
+def _line(text, *words):
+    "The number of the line where words stand, one after the other; 1 where they do not."
+    at = 0
+    for word in words:
+        found = re.compile(rf'(?<![\w.-]){re.escape(str(word))}(?![\w.-])').search(text, at)
+        if not found: break
+        at = found.start()
+    return text.count('\n', 0, at) + 1
+
+def _not_toml(path, text, said):
+    "What is wrong with a file that is no TOML, with its line in front."
+    at = re.fullmatch(r'(.*) \(at line (\d+), column (\d+)\)', said)
+    if not at: return f"{path}, line {len(text.splitlines())}: {said}"
+    return f'{path}, line {at[2]}: {at[1]} (column {at[3]})'
+
+# %% ../nbs/60_config.ipynb #eb5edce3
+def _checked(path, text, values):
+    "The configs of one grid; ValueError with the line of what is wrong."
+    values = _in_full(path, text, values)
+    for key,value in values.items():
+        for one in value if isinstance(value, list) and value else [value]:
+            try: _check_value(key, one)
+            except (ValueError, TypeError) as e:
+                raise ValueError(f'{path}, line {_line_of(text, key, one)}: {e}') from None
+    try: return grid(**values)
+    except (ValueError, TypeError) as e: raise ValueError(f"{path}, line {_line_of(text, 'options')}: {e}") from None
+
+def _line_of(text, key, *values):
+    "The line of a field, or of the name that the commands have for it."
+    other = next((p for p,field in _plurals.items() if field == key), key)
+    return _line(text, key if re.search(rf'(?<!\w){key}(?!\w)', text) else other, *values)
+
+def _check_value(key, value):
+    "Raise ValueError or TypeError where a field of `Config` cannot have this value, or is none."
+    check_fields({key: value})
+    if value == []: grid(**{key: value})
+    elif key == 'options': _check_kind(key, value, Mapping) # their names are those of the method
+    else: Config(**{key: value})
+
+# %% ../nbs/60_config.ipynb #7e1af1b2
+def _in_full(path, text, values):
+    "The values of a grid by the names of fields: seeds counted out, networks and recipes as they are meant."
+    both = [(p, field) for p,field in _plurals.items() if {p, field} <= values.keys()]
+    if both: raise ValueError(f"{path}, line {_line(text, both[0][0])}: {' and '.join(both[0])} are the same field")
+    values = {_plurals.get(k, k): _counted_out(k, v) for k,v in values.items()}
+    if isinstance(values.get('hidden'), list): values['hidden'] = _networks(values['hidden'])
+    if values.get('method') == 'all': values['method'] = list(known('method'))
+    if isinstance(values.get('recipe'), dict): values['recipe'] = _changed_recipe(path, text, values['recipe'])
+    return values
+
+def _counted_out(name, value):
+    "`seeds = 3` means 0, 1 and 2."
+    return list(range(value)) if name == 'seeds' and isinstance(value, int) and not isinstance(value, bool) else value
+
+def _networks(hidden):
+    "The hidden layers of one network, or, where lists stand in a list, of several."
+    return [tuple(h) for h in hidden] if all(isinstance(h, list) for h in hidden) and hidden else tuple(hidden)
+
+# %% ../nbs/60_config.ipynb #b5c9ec7d
+def read_grid(path:str|Path # of a TOML file
+             ) -> list[Config]: # every run once; ValueError with the line of what is wrong; OSError
+    "The configs that a file describes."
+    try: text = Path(path).read_text(encoding='utf-8')
+    except UnicodeDecodeError: raise ValueError(f'{path} is no text') from None
+    try: found = tomllib.loads(text + '\n')
+    except tomllib.TOMLDecodeError as e: raise ValueError(_not_toml(path, text, str(e))) from None
+    if not found: raise ValueError(f'{path} is empty: it takes fields of Config, such as method = ["phew", "random"]')
+    grids = found.pop('grid', [{}])
+    if not isinstance(grids, list) or not all(isinstance(one, dict) for one in grids): raise ValueError(
+        f'{path}, line {_line(text, "grid")}: write [[grid]], in two brackets')
+    configs = [c for one in grids for c in _checked(path, text, found | one)]
+    if not configs: raise ValueError(f'{path}, line {_line(text, "grid")}: it describes no run')
+    return list({run_name(c): c for c in configs}.values())
+
+# %% ../nbs/60_config.ipynb #6932f267
+def _changed_recipe(path, text, values):
+    "A recipe with some values changed."
+    from phew_nb.training import find_recipe
+    name, key = values.get('name', 'default'), 'name'
+    try:
+        recipe = Config(recipe=name).full_recipe if name != 'default' else find_recipe(name)
+        values = {k: tuple(v) if isinstance(v, list) else v for k,v in values.items() if k != 'name'}
+        for key,value in values.items(): _check_in_recipe(recipe, key, value)
+    except (ValueError, TypeError) as e:
+        raise ValueError(f'{path}, line {_line(text, "recipe", key)}: {e}') from None
+    return replace(recipe, **values)
+
+def _check_in_recipe(recipe, key, value):
+    "Raise ValueError or TypeError where a recipe has no such value, or one of another kind."
+    look_up = import_module('phew_nb.models').look_up
+    look_up(recipe.__dataclass_fields__, key, 'value of a recipe')
+    kind = type(getattr(recipe, key))
+    number = kind in (int, float) and isinstance(value, Real) and not isinstance(value, bool)
+    if kind is not type(None) and not number and not isinstance(value, kind): raise TypeError(
+        f'{key} of a recipe is like {getattr(recipe, key)!r}, got {value!r}')
+    Config(recipe=replace(recipe, **{key: value})) # ValueError where it makes no sense
+
 # %% ../nbs/60_config.ipynb #c919bf36
 def short(value # of a setting
          ) -> str:
@@ -204,11 +328,10 @@ def differing(dicts:list # of dicts
 
 # %% ../nbs/60_config.ipynb #581bce57
 def fields_of(config:Config # of a run
-             ) -> dict: # plain values, those of a `Recipe` among the others
-    "The fields of a config, as they were given."
-    found = {f.name: getattr(config, f.name) for f in fields(Config)}
-    recipe = found.pop('recipe')
-    return found | ({'recipe': recipe} if isinstance(recipe, str) else asdict(recipe) | {'epochs': config.epochs})
+             ) -> dict: # plain values, those of its recipe among the others
+    "The fields of a config, the recipe as it is followed."
+    found = {f.name: getattr(config, f.name) for f in fields(Config) if f.name != 'recipe'}
+    return found | asdict(config.full_recipe)
 
 def labels(configs:Iterable[Config] # of runs
           ) -> list[str]: # one each

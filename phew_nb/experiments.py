@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['purposes', 'methods', 'need_training', 'need_data', 'stream', 'MethodsWith', 'config_data', 'config_model',
            'config_size', 'loss_of', 'config_loaders', 'config_batches', 'config_masks', 'measures', 'both_measures',
-           'timed_checkpoint', 'train', 'summed_up', 'threads', 'untrained', 'order_name', 'prune_ahead',
-           'side_by_side', 'rewired', 'prepared', 'own_chance', 'record_of', 'run', 'Config', 'auto_recipe', 'grid',
-           'run_name', 'settings', 'append_line', 'load_results', 'read_records', 'records_file', 'report_failure',
-           'sweep']
+           'timed_checkpoint', 'train', 'summed_up', 'threads', 'untrained', 'walk_settings', 'order_name',
+           'prune_ahead', 'side_by_side', 'rewired', 'prepared', 'own_chance', 'record_of', 'run', 'Config',
+           'auto_recipe', 'grid', 'run_name', 'settings', 'append_line', 'load_results', 'read_records', 'records_file',
+           'report_failure', 'sweep']
 
 # %% ../nbs/61_experiments.ipynb #82084cf1
 import copy, inspect, math, time, warnings, torch
@@ -237,8 +237,9 @@ def untrained(config:Config, # what a run is made of
     return _start[key]
 
 # %% ../nbs/61_experiments.ipynb #676cd9b9
-def _walks(method):
-    "The settings of the walks by which a method chooses; None where it does not walk."
+def walk_settings(method:str # a name in `pruners`
+                 ) -> dict|None: # arguments of `walk_order`; None where it does not walk
+    "The settings of the walks by which a method chooses."
     f, how = pruners.get(method), {}
     while isinstance(f, partial): f, how = f.func, f.keywords | how
     return how if f is phew else None
@@ -246,7 +247,7 @@ def _walks(method):
 def order_name(config:Config # what a run is made of
               ) -> str|None: # None where the method does not walk, or keeps all
     "A name that runs have in common which differ in their density alone."
-    if _walks(config.method) is None or config.density == 1: return None
+    if walk_settings(config.method) is None or config.density == 1: return None
     return run_name(replace(config, density=.5, rewire='as pruned', reinit='as drawn'))
 
 def prune_ahead(configs:Iterable[Config] # of the runs to come
@@ -268,7 +269,7 @@ def _ordered_masks(config, graph):
     if len(_ahead.get(name, ())) < 2 or any(layer.seen is not None for layer in graph.layers): return
     if name not in _orders:
         _orders.clear()
-        how = dict(seed=stream(config.seed, 'masks')) | _walks(config.method) | config.options
+        how = dict(seed=stream(config.seed, 'masks')) | walk_settings(config.method) | config.options
         with warnings.catch_warnings():
             warnings.simplefilter('error') # what a density alone would not say
             try: _orders[name] = walk_order(graph, max(_ahead[name]), **how)

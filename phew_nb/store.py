@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['records_file', 'as_text', 'as_record', 'is_remote', 'read_records', 'set_aside', 'load_results', 'write_record',
-           'checkpoint_path', 'write_failure', 'read_failures', 'append_line', 'is_recorded', 'claim']
+           'checkpoint_path', 'write_failure', 'read_failure', 'read_failures', 'append_line', 'is_recorded', 'claim']
 
 # %% ../nbs/62_store.ipynb #09cfd555
 import json, math, os, warnings
@@ -176,6 +176,14 @@ def write_failure(folder:str|Path, # of results, or its address
                  ):
     "Keep why a run failed."
     _write(folder, 'failed', failure['run'], as_text(failure))
+
+def read_failure(folder:str|Path, # of results
+                 run:str, # name of a run
+                ) -> dict: # why it failed; empty where it did not, or where nobody can read it
+    "Why a run failed, at its last try."
+    try: found = json.loads((Path(folder)/'failed'/f'{run}.json').read_bytes())
+    except (OSError, ValueError, RecursionError): return {}
+    return _from_json(found) if isinstance(found, dict) else {}
 
 def read_failures(folder:str|Path # of results, or its address
                  ) -> list[dict]: # the last one of each run that has no record

@@ -39,7 +39,7 @@ def test_sdist_can_build_itself(dist):
 
 def test_console_scripts(wheel):
     scripts = dict(re.findall(r'^(\w+) = (\S+)$', info(wheel, 'entry_points.txt'), re.M))
-    assert scripts['phew_compare'] == 'phew_nb.cli:phew_compare' and scripts['phew_prune'] == 'phew_nb.cli:phew_prune'
+    assert scripts == {f'phew_{c}': f'phew_nb.__main__:phew_{c}' for c in ('compare', 'sweep', 'prune', 'report')}
 
 def test_metadata(wheel):
     meta = info(wheel, 'METADATA')

@@ -1,5 +1,5 @@
 "Sweeps: killed, interrupted, beside others, on a bad disk: nothing is lost, and nothing is done twice."
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys, threading, time
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_a_failing_run_is_reported_and_tried_again(tmp_path, capsys):
         records = sweep(configs, tmp_path, progress=False, together=together)
         said = capsys.readouterr().err
         assert [r['run'] for r in records] == [run_name(config)]
-        assert 'failed: mlp on digits, magnitude 0.2 seed 0: the loss is' in said
+        assert 'failed: mlp on digits, magnitude 0.2 seed 0, epochs 2, lr 1e+30: the loss is' in said
         failed, = read_failures(tmp_path)
         assert 'FloatingPointError' in failed['error'] and 'Traceback' in failed['traceback']
         assert failed['settings']['recipe']['lr'] == 1e30
@@ -161,6 +161,35 @@ def test_killed_worker(tmp_path):
     os.kill(children(process.pid)[0], signal.SIGKILL)
     assert process.wait() == 0, process.stderr.read()
     assert sorted(r['seed'] for r in read_records(out)) == [0, 1, 2] and not read_failures(out)
+
+own = """
+def alternate(model, density, input_size):
+    from phew_nb.pruners import prune
+    return prune(model, 'magnitude', density, input_size)
+"""
+
+def test_what_is_registered_here_is_known_to_other_processes(tmp_path, capsys):
+    "A lambda, a method in a file, a network and data that are named in this process alone; and what cannot be sent is refused."
+    from phew_nb.data import datasets
+    from phew_nb.models import mlp, models
+    from phew_nb.pruners import prune, pruners
+    (tmp_path/'own.py').write_text(own)
+    rows = dict(mine=(pruners, lambda model, density, input_size: prune(model, 'magnitude', density, input_size)),
+                my_net=(models, lambda sizes, seed: mlp(sizes, seed=seed)), my_data=(datasets, lambda: datasets['digits']()),
+                lock=(pruners, lambda model, density, file=threading.Lock(): None))
+    for name,(table, row) in rows.items(): table[name] = row
+    try:
+        how = small | dict(density=.2, seed=[0, 1])
+        configs = grid(method=['mine', f"{tmp_path/'own.py'}:alternate"], **how) + grid(model='my_net', data='my_data', method='mine', **how)
+        records = sweep(configs, tmp_path/'r', workers=1, **alone)
+        assert len(records) == 6 and not read_failures(tmp_path/'r')
+        assert [r["masks"] for r in records] == 3*[run(Config(method='magnitude', density=.2, seed=s, **small))['masks'] for s in (0, 1)]
+        with pytest.raises(ValueError, match="the method 'lock' cannot be sent to another process"):
+            sweep(grid(method='lock', **small), tmp_path/'none', workers=1, **alone)
+        assert not (tmp_path/'none').exists()
+    finally:
+        for name,(table, row) in rows.items(): del table[name]
+        del pruners[f"{tmp_path/'own.py'}:alternate"]
 
 @pytest.mark.slow
 def test_a_run_that_kills_its_worker_is_given_up(tmp_path):
