@@ -77,10 +77,9 @@ class Mass:
         return x.nan_to_num(nan=0., posinf=inf) if self.holes else x
 
 # %% ../nbs/30_draws.ipynb #d4700e32
-_block = 8
-
 class MassTable:
     "Rows of one layer in one direction, to draw entries from."
+    large = 2**22 # weights from which memory counts more than time
     def __init__(self,
                  flat: Tensor,   # (n,) memory that holds the weights, NaN where one may not be drawn
                  size: tuple,    # (groups, rows, entries, kernel) of the view on it
@@ -91,7 +90,8 @@ class MassTable:
                 ):
         self.flat, self.size, self.stride, self.offset = flat, size, stride, offset
         G, R, C, K = size
-        self.n, self.n_rows, self.blocks = C*K, G*R, -(-C*K // _block)
+        self.block = 8 if flat.numel() < self.large else 32 # entries to a partial sum
+        self.n, self.n_rows, self.blocks = C*K, G*R, -(-C*K//self.block)
         self.mass = Mass(power, holes=holes)
         self._set_steps()
         if power not in (0, 1): self.mass.scale = self.each_row(self._extreme, torch.float64)
@@ -108,9 +108,9 @@ def _set_steps(self: MassTable):
     (C, K), device = self.size[2:], self.flat.device
     c, k = (torch.arange(n, device=device) for n in (C, K))
     self.steps = (c[:, None]*self.stride[2] + k*self.stride[3]).view(-1)
-    last = self.steps[-1:].expand(self.blocks*_block - self.n)
-    self.block_steps = torch.cat([self.steps, last]).view(-1, _block)
-    self.beyond = torch.arange(_block, device=device) >= self.n - (self.blocks - 1)*_block # in the last block
+    last = self.steps[-1:].expand(self.blocks*self.block - self.n)
+    self.block_steps = torch.cat([self.steps, last]).view(-1, self.block)
+    self.beyond = torch.arange(self.block, device=device) >= self.n - (self.blocks - 1)*self.block # in the last block
 
 @patch
 def each_row(self: MassTable,
@@ -132,8 +132,8 @@ def each_row(self: MassTable,
 @patch
 def _block_sums(self: MassTable, w, rows):
     mass = self.mass(w, rows)
-    if self.n % _block: mass = torch.nn.functional.pad(mass, (0, self.blocks*_block - self.n))
-    return mass.view(len(w), -1, _block).sum(-1, dtype=torch.float64).cumsum(1)
+    if self.n % self.block: mass = torch.nn.functional.pad(mass, (0, self.blocks*self.block - self.n))
+    return mass.view(len(w), -1, self.block).sum(-1, dtype=torch.float64).cumsum(1)
 
 @patch
 def _extreme(self: MassTable, w, rows):
@@ -185,10 +185,11 @@ def draw(self: MassTable,
     low, target = self._find_block(rows, target)
     place = self.block_steps.index_select(0, low).add_(self._row_place(rows)[:, None])
     mass = self.mass(self.flat.take(place), rows)
-    if self.n % _block: mass = mass.masked_fill((low == self.blocks - 1)[:, None] & self.beyond, 0.)
+    if self.n % self.block: mass = mass.masked_fill((low == self.blocks - 1)[:, None] & self.beyond, 0.)
     at = (mass.cumsum(1, dtype=torch.float64) <= target[:, None]).sum(1)
-    if (late := at == _block).any(): at[late] = _block - 1 - (mass[late] > 0).int().flip(1).argmax(1) # rounding
-    return low*_block + at
+    if (late := at == self.block).any(): # by rounding
+        at[late] = self.block - 1 - (mass[late] > 0).int().flip(1).argmax(1)
+    return low*self.block + at
 
 # %% ../nbs/30_draws.ipynb #fc9e9e06
 @patch

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['END', 'Routes', 'Drawn', 'drawn_from', 'check_scores', 'Side', 'Walker', 'check_options', 'draw_paths', 'index_of',
-           'PathSide', 'FirstVisits']
+           'PathSide', 'FirstVisits', 'FirstWalks', 'HeldBy', 'FewVisits', 'first_visits']
 
 # %% ../nbs/31_steps.ipynb #9bcb1dc0
 from collections.abc import Mapping
@@ -557,14 +557,14 @@ class FirstVisits:
     never = 2**31 - 1
     def __init__(self, walker: Walker):
         self.walker, self.graph = walker, walker.graph
-        self.first = {name: torch.full((p.numel(),), self.never, dtype=torch.int32, device=walker.device)
-                      for name, p in self.graph.params.items()}
+        self.first = {name: self.empty(p) for name, p in self.graph.params.items()}
         names = [layer.name for layer in self.graph.layers]
         self.shared = {name for name in names if names.count(name) > 1} | {
             layer.name for layer in self.graph.layers
             if layer.stride is not None and 0 in layer.stride[:1] and layer.size[0] > 1}
         self.new = torch.zeros(0, dtype=torch.long) # (walks,) number of weights that each walk brought
 
+    def empty(self, p): return torch.full((p.numel(),), self.never, dtype=torch.int32, device=self.walker.device)
     @property
     def n_walks(self): return len(self.new)
     @property
@@ -620,3 +620,67 @@ def shaped(self: FirstVisits,
     "The first walk of each weight, in the shape of the parameters. (These use the memory of `first`.)"
     shape = lambda first, p: first.masked_fill_(first >= n, -1).as_strided(p.shape, p.stride()).contiguous()
     return {name: shape(self.first[name], p) for name, p in self.graph.params.items()}
+
+# %% ../nbs/31_steps.ipynb #77a3ecdf
+class FirstWalks(Mapping):
+    "Parameter name -> int32 tensor of its shape, the first walk of each weight, -1 for never; made when asked for."
+    def __init__(self,
+                 found: dict, # name -> (n,) places in the parameter's memory, in order, and (n,) walks
+                 layout: dict # name -> (shape, steps in memory) of each parameter
+                ): self.found, self.layout = found, layout
+    def __iter__(self): return iter(self.layout)
+    def __len__(self): return len(self.layout)
+    def __getitem__(self, name): return self.spread(name, -1, lambda walks: walks)
+
+    def spread(self, name, fill, f) -> Tensor: # of the parameter's shape
+        "`f` of the walks of the weights that were visited, `fill` elsewhere."
+        (shape, stride), (place, walks) = self.layout[name], self.found[name]
+        flat = torch.full((prod(shape),), fill, dtype=f(walks).dtype, device=place.device)
+        flat[place] = f(walks)
+        return flat.as_strided(shape, stride).contiguous()
+
+class HeldBy(Mapping):
+    "Parameter name -> boolean tensor of its shape: what some walks hold, made when asked for."
+    def __init__(self,
+                 order, # name -> first walk of each weight
+                 n: int # how many walks
+                ): self.order, self.n = order, n
+    def __iter__(self): return iter(self.order)
+    def __len__(self): return len(self.order)
+    def __getitem__(self, name):
+        if isinstance(self.order, FirstWalks): return self.order.spread(name, False, lambda walks: walks < self.n)
+        return (self.order[name] >= 0) & (self.order[name] < self.n)
+
+# %% ../nbs/31_steps.ipynb #ec41c2c4
+class FewVisits(FirstVisits):
+    "`FirstVisits` of few weights out of many."
+    def __init__(self, walker: Walker):
+        super().__init__(walker)
+        none = lambda dtype: torch.zeros(0, dtype=dtype, device=walker.device)
+        self.first = {name: (none(torch.long), none(torch.int32)) for name in self.graph.params}
+    def empty(self, p): return None
+
+    def _note(self, name, place, walks):
+        known, before = self.first[name]
+        key = ((place << 31) | walks).sort().values # the first walk of each place comes first
+        place, walks = key >> 31, (key & (2**31 - 1)).int()
+        fresh = torch.ones_like(place, dtype=torch.bool)
+        fresh[1:] = place[1:] != place[:-1]
+        if len(known):
+            at = torch.searchsorted(known, place).clamp(max=len(known) - 1)
+            fresh &= known[at] != place
+        place, walks = place[fresh], walks[fresh]
+        all, order = torch.cat([known, place]).sort()
+        self.first[name] = all, torch.cat([before, walks])[order]
+        return walks
+
+    def shaped(self, n):
+        few = {name: (place[walks < n], walks[walks < n]) for name, (place, walks) in self.first.items()}
+        return FirstWalks(few, {name: (p.shape, p.stride()) for name, p in self.graph.params.items()})
+
+def first_visits(walker: Walker,
+                 target: int # number of weights that will be held
+                ) -> FirstVisits:
+    "First visits, stored as takes less memory."
+    total = walker.graph.total
+    return FewVisits(walker) if total >= 2**26 and 16*target <= total else FirstVisits(walker)

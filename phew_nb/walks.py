@@ -20,7 +20,7 @@ from .graph import PathGraph
 from .nodes import Layer
 from .flow import first_few, graph_and_masks
 from .draws import seed_number, uniforms, walk_keys
-from .steps import FirstVisits, Side, Walker, draw_paths, index_of
+from .steps import FirstVisits, HeldBy, Side, Walker, draw_paths, first_visits, index_of
 from .report import edges_between
 from .reach import estimate, expected_visits, expected_walks, most_held, out_of_reach, reachable
 
@@ -30,7 +30,7 @@ _all_ = ['uniforms', 'walk_keys', 'draw_paths', 'expected_visits', 'expected_wal
 @dataclass
 class WalkOrder:
     "For each weight the first walk that used it: the masks of every density up to the largest."
-    order: dict   # name -> (shape of the parameter) int32 tensor: number of the first walk, -1 never
+    order: dict   # (or a mapping) name -> (shape of the parameter) int32 tensor: number of the first walk, -1 never
     new: Tensor   # (walks,) number of weights that each walk brought
     total: int    # number of weights, used or not
     is_all: bool=False # whether it holds all that (greedy) walks can reach, so that more is answered by as much
@@ -43,7 +43,7 @@ class WalkOrder:
     def masks(self, density=None, kept=None) -> Masks:
         "Masks of the smallest number of whole walks that hold the density (or the number of weights)."
         n = self.walks(density, kept)
-        return Masks({name: (order >= 0) & (order < n) for name, order in self.order.items()})
+        return Masks(HeldBy(self.order, n))
 
     def __repr__(self):
         return (f'WalkOrder of {self.n_walks:,} walks over {self.total:,} weights in {len(self.order)} parameters, '
@@ -83,8 +83,8 @@ def walk_order(model,                 # a network, or its `PathGraph`
     graph, masks = graph_and_masks(model, input_size, masks)
     if pattern is not None: graph = fitting_graph(graph, pattern, power, law, granularity, block)
     walker = Walker(graph, masks, power, fork, skips, direction, granularity, scores, law, start, block)
-    visits = FirstVisits(walker) if pattern is None else FittingVisits(walker, pattern)
     target = n_kept(graph.total, max_density, kept)
+    visits = first_visits(walker, target) if pattern is None else FittingVisits(walker, pattern)
     most = _in_reach(walker, target) if pattern is None else visits.in_reach(target)
     if .7*most < target <= most and pattern is None: _say_how_many(walker, target)
     _take_walks(visits, min(target, most), seed_number(seed), progress)

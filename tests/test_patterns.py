@@ -1,5 +1,5 @@
 "Walks on blocks: against exact probabilities, brute-force counts, and on networks of every kind."
-import itertools
+import itertools, pickle
 
 import pytest, torch
 from torch import nn
@@ -9,7 +9,7 @@ from phew_nb.blocks import Blocks
 from phew_nb.graph import TraceError, trace
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20, vgg19
-from phew_nb.steps import FirstVisits, Walker
+from phew_nb.steps import FewVisits, FirstVisits, FirstWalks, Walker, first_visits
 from phew_nb.walks import expected_visits, expected_walks, phew, walk_order
 from test_walks import check_counts
 
@@ -128,3 +128,21 @@ def test_zeros_and_scores():
         net = mlp((4, 4), seed=0)
         with torch.no_grad(): net.head.weight[0, 0] = float('nan')
         phew(net, .5, (4,), block=(2, 2))
+
+@pytest.mark.parametrize('kwargs', [{}, dict(granularity='kernel'), dict(block=(4, 4)), dict(power=-1)])
+def test_few_visits_are_as_many(kwargs, monkeypatch):
+    "Orders that store only the weights that were visited hold the same, and stay what they are when pickled."
+    graph = trace(resnet20(10, width=.5, seed=0), (3, 16, 16))
+    dense = walk_order(graph, .1, **kwargs)
+    monkeypatch.setattr('phew_nb.walks.first_visits', lambda walker, target: FewVisits(walker))
+    monkeypatch.setattr('phew_nb.draws.MassTable.large', 1000) # longer partial sums, too
+    few = pickle.loads(pickle.dumps(walk_order(graph, .1, **kwargs)))
+    assert isinstance(few.order, FirstWalks) and few.masks(.1).hash() == dense.masks(.1).hash() and few.masks(.03) == dense.masks(.03)
+    assert all((few.order[name] == order).all() for name, order in dense.order.items()) and (few.new == dense.new).all()
+
+def test_memory_follows_what_is_asked_for():
+    big, small = mlp((2**13, 2**13, 16), bias=False, seed=0), mlp((8, 8, 4), bias=False, seed=0)
+    walker = Walker(trace(big, (2**13,)))
+    assert isinstance(first_visits(walker, walker.graph.total//100), FewVisits)
+    assert not isinstance(first_visits(walker, walker.graph.total//2), FewVisits)
+    assert not isinstance(first_visits(Walker(trace(small, (8,))), 1), FewVisits)
