@@ -124,6 +124,7 @@ def _failed(e, example, given):
     else: hint = 'Give `input_size` without the batch, or an `example`'
     return f"the model does not run on an example of size {', '.join(map(str, sizes))} (batch first): {what}. {hint}"
 
+# %% ../nbs/15_graph.ipynb #90e8f0b9
 def _run(model, example, channel_dim, outputs='all', given=True, follows=True):
     "The tracer, and the tensors that the model returns by name, after one pass over `example`."
     tracer = Tracer(model, follows)
@@ -212,6 +213,7 @@ def _chosen(tracer, found, outputs):
         f"the model returns no output {outputs!r}; it returns {', '.join(map(repr, found))}")
     return chosen, {name: 'not asked for' for name in found if name not in chosen}
 
+# %% ../nbs/15_graph.ipynb #5583c915
 def _say_frozen(graph, model):
     "Warn of weights that count, but do not train while others do."
     frozen = [name for name, p in graph.params.items() if not p.requires_grad]

@@ -136,6 +136,7 @@ def _stands_in(layer, old, param):
     raise RuntimeError("a weight held by a mask is gathered from all processes at the first step after fully_shard: "
                        "call model.reshard() before the step, or keep the masks after fully_shard")
 
+# %% ../nbs/21_keeping.ipynb #afdab545
 @patch
 def take(self: _LayerMasks, name, param):
     "Guard a weight of this layer that is another one than before."
@@ -252,6 +253,7 @@ def _announce(model):
     store.set(f'{key}/{torch.distributed.get_rank()}', masks.hash())
     _announced.append((key, masks.hash()))
 
+# %% ../nbs/21_keeping.ipynb #2d285aa3
 def _compare_ranks():
     "Raise where another process holds other masks."
     while _announced and (store := _store()) is not None:

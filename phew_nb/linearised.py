@@ -118,6 +118,7 @@ def made_by(self: Replay, func, args, kwargs, out, made):
     by = new*torch.where(was > 0, first.by/was.masked_fill(was == 0, 1), 1.)
     return [by] + [None]*(len(out) - 1) if isinstance(out, (list, tuple)) else by
 
+# %% ../nbs/26_linearised.ipynb #0540cb61
 @patch
 def moved_weights(self: Replay, func, args, kwargs):
     "The magnitudes of weights, moved as the weights are."

@@ -117,6 +117,7 @@ teach('''_softmax _log_softmax _safe_softmax native_dropout dropout bernoulli ma
     leaky_relu log_sigmoid_forward _prelu_kernel normal clone _to_copy contiguous _conj_physical index_fill''', 'keep')
 teach('clamp clamp_min clamp_max', 'keep', units=lambda *args: families['alternatives'].units(*args))
 
+# %% ../nbs/13_operations.ipynb #da7f6821
 def scaled(r, x, c, dim=None):
     "`x` times the magnitude of `c`, which lies along `dim` (None: the last ones); `x` itself where `c` is None."
     if c is None: return x
@@ -296,6 +297,7 @@ def _div(r, func, args, kwargs):
     if not is_signal(a) or is_signal(b): return r.shaped(a if is_signal(a) else b)
     return noted(r, r.shaped(a/r.positive(b)), a, b, -1)
 
+# %% ../nbs/13_operations.ipynb #0a1f605c
 def noted(r, out, a, b, sign=1):
     "A signal scaled by one number remembers what it was, and the number: in a matrix product, the number scales all."
     x, c = (a, b) if is_signal(a) else (b, a)
@@ -433,6 +435,7 @@ def _reduce(t, func, args, kwargs, outs):
     one = t.merged(stack, 'add') if few else t.over(numbers, dims, stat=True) if numbers.ndim else numbers
     for o in outs: t.moved.put(o, one.reshape(o.shape) if o.is_floating_point() else -1)
 
+# %% ../nbs/13_operations.ipynb #8854c225
 def _mean(r, func, args, kwargs):
     out = _self_signals(r, func, args, kwargs)
     return out if r.mean_power == 1 else out/(args[0].numel()/out.numel())**(r.mean_power - 1)

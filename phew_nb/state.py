@@ -96,6 +96,7 @@ class _Found:
         if t.grad is not self.grad: t.grad = self.grad
         if t._backward_hooks is not self.hooks: t._backward_hooks = self.hooks
 
+# %% ../nbs/05_state.ipynb #3789cb2d
 def _copy_of(t):
     plain = t is not None and t.layout == torch.strided and not t.is_nested and not t.is_meta
     return t.detach().clone() if plain else None

@@ -64,6 +64,7 @@ def _lost_of_all(s, n):
     if len(lost) == s.left - n: return lost
     return true_places(s.alive ^ _best(s.score.masked_fill(~s.alive, -1), n)) # one of the best had been lost before
 
+# %% ../nbs/41_synflow.ipynb #8c69305c
 def _flow_steps(graph, s, steps, gradients, watch):
     "Prune step by step, to the numbers in `steps`; `gradients()` gives the derivatives by `s.views`."
     for i, n in enumerate(steps):
@@ -156,6 +157,7 @@ def _prune(model, density, input_size, kept, iterations, spatial, skips, dtype, 
         _by_paths(graph, s, power, skips)
     return warned(_flow_steps(graph, s, steps, gradients, watch), graph)
 
+# %% ../nbs/41_synflow.ipynb #cd5f9b9e
 def synflow(model,                # a network; with `spatial=False` its `PathGraph` will do
             density:float=None,   # fraction of weights kept, in (0, 1]
             input_size=None,      # size of one input without the batch, or the network's `PathGraph`
@@ -169,6 +171,7 @@ def synflow(model,                # a network; with `spatial=False` its `PathGra
     "Keep the weights that the most path strength goes through (SynFlow)."
     return _prune(model, density, input_size, kept, iterations, spatial, skips, dtype, watch, 1, True)
 
+# %% ../nbs/41_synflow.ipynb #05203dfe
 def synflow_l2(model,                # a network; with `spatial=False` its `PathGraph` will do
                density:float=None,   # fraction of weights kept, in (0, 1]
                input_size=None,      # size of one input without the batch, or the network's `PathGraph`

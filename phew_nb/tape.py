@@ -104,6 +104,7 @@ def play(self: Tape,
         for n in step.last: del values[n]
     return {n: values[n] for n in self.outputs.values()}
 
+# %% ../nbs/14_tape.ipynb #3654deaf
 @patch
 def cut(self: Tape):
     "Leave out what no output depends on, and note where each value is read last."
@@ -134,6 +135,7 @@ class Memory:
         self.alive, self.ways = StorageWeakRef(t.untyped_storage()), {way(t): value}
         self.whole = value, way(t) # the value that was written last, and how it lies there
 
+# %% ../nbs/14_tape.ipynb #6c0729cd
 class Recorder:
     "Writes a tape while a network runs."
     def __init__(self, model, inputs):
@@ -262,6 +264,7 @@ def note(self: Recorder, func, args, kwargs, out):
 
 def _home(t): return t.untyped_storage()._cdata if is_strided(t) else None
 
+# %% ../nbs/14_tape.ipynb #30673ced
 @patch
 def given(self: Recorder, args, kwargs):
     return self.referred(args), self.referred({k: v for k, v in kwargs.items() if k != 'generator'})
@@ -367,6 +370,7 @@ def parameter(self:Tracer, t):
     for name, p in self.params.get(t.untyped_storage()._cdata, ()):
         if 0 <= t.storage_offset() - p.storage_offset() < max(p.numel(), 1): return name, p
 
+# %% ../nbs/14_tape.ipynb #917b5b2e
 @patch
 def behind(self:Tracer, t):
     "For a tensor made of parameters: the weight behind each entry (-2: none that can be told), else None."
