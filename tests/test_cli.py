@@ -248,31 +248,42 @@ def test_interrupted_and_gone_on_with(tmp_path):
 
 # the ends that a command may come to
 
-def started(*words, command='phew_compare', **kwargs):
+def started(*words, command='phew_compare', line=None, **kwargs):
     "A command, running."
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) | kwargs
     if os.name == 'posix': pipes['preexec_fn'] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) # in the background too
-    return subprocess.Popen([*python(command), *map(str, words)], **dict(env=here) | pipes)
+    return subprocess.Popen([*(line or python(command)), *map(str, words)], **dict(env=here) | pipes)
 
-def heard(process, signal, after):
-    "What a command that gets a signal after so many seconds says, and its code."
-    time.sleep(after)
+def heard(process, signal, when):
+    "What a command that gets a signal as soon as something holds says, and its code."
+    while not when():
+        assert process.poll() is None, process.communicate()
+        time.sleep(.005)
     process.send_signal(signal)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 slow = ['--methods', 'phew', '--densities', '.1', '--seeds', '300', *fast]
+stages = dict(importing='from phew_nb import __main__ as m; open({0!r}, "w"); sys.exit(m.phew_compare())',
+              reading='from phew_nb import cli; open({0!r}, "w"); sys.exit(cli.phew_compare())',
+              running='from phew_nb import cli; sys.exit(cli.phew_compare())')
+
+def signalled(tmp_path, stage, signal):
+    "A long comparison that gets a signal at a stage of its life."
+    mark, code = tmp_path/'mark', 'import sys; ' + stages[stage].format(str(tmp_path/'mark'))
+    process = started(*slow, '--quiet', '--out', tmp_path/'r', line=[sys.executable, '-W', 'ignore', '-c', code])
+    return heard(process, signal, lambda: list(tmp_path.glob('r/records/*.json')) if stage == 'running' else mark.exists())
 
 @pytest.mark.skipif(os.name != 'posix', reason='signals of POSIX')
-@pytest.mark.parametrize('after', [3, 8])
-def test_interrupted_anywhere(tmp_path, after):
+@pytest.mark.parametrize('stage', stages)
+def test_interrupted_anywhere(tmp_path, stage):
     "While it imports, while it prepares, while it runs: one line, and code 130."
-    code, out, err = heard(started(*slow, '--quiet', '--out', tmp_path/'r'), signal.SIGINT, after)
+    code, out, err = signalled(tmp_path, stage, signal.SIGINT)
     assert code == 130 and out == '' and err.strip().count('\n') == 0 and re.search('interrupted|stopped', err), (code, err)
 
 @pytest.mark.skipif(os.name != 'posix', reason='signals of POSIX')
 def test_terminated(tmp_path):
-    code, out, err = heard(started(*slow, '--quiet', '--out', tmp_path/'r'), signal.SIGTERM, 3)
+    code, out, err = signalled(tmp_path, 'running', signal.SIGTERM)
     assert code == 143 and out == '' and 'Traceback' not in err and err.strip().count('\n') == 0, (code, err)
 
 @pytest.mark.skipif(os.name != 'posix', reason='pipes of POSIX')
@@ -448,6 +459,35 @@ def test_prune_dry_run(tmp_path, capsys):
     assert cli.phew_prune(words) == 0 and 'weights kept' in capsys.readouterr().out and os.listdir(tmp_path) == []
 
 # phew_sweep
+
+def test_a_method_of_your_own(tmp_path, capsys):
+    "Named by its file, in every command."
+    (tmp_path/'own.py').write_text("from phew_nb.pruners import prune\ndef small(model, density, input_size):\n"
+                                   "    'My own.'\n    return prune(model, 'magnitude', density, input_size)\n")
+    name, words = f"{tmp_path/'own.py'}:small", ['--density', '.1', '--quiet', '--json']
+    assert cli.phew_compare(['--method', f'magnitude,{name}', '--seed', '1', *fast, *words, '--out', str(tmp_path/'r')]) == 0
+    assert len({(r['kept'], r['accuracy']) for r in json.loads(capsys.readouterr().out)['results']}) == 1
+    for method in name, 'magnitude':
+        assert cli.phew_prune(['--model', 'mlp', '--method', method, *words, '--out', str(tmp_path/method[-5:])]) == 0
+    assert len({json.loads(line)['masks'][0]['hash'] for line in capsys.readouterr().out.splitlines()}) == 1
+    assert "did you mean 'small'?" in refused(capsys, cli.phew_compare, '--method', name[:-1], '--out', tmp_path/'q')
+
+@pytest.mark.parametrize('words, package', [(['--track', 'wandb'], 'wandb'), (['--engine', 'ray'], 'ray')])
+def test_a_package_that_is_missing(tmp_path, capsys, monkeypatch, words, package):
+    from phew_nb import sweep
+    monkeypatch.setattr(sweep, 'find_spec', lambda name: None)
+    assert f'the package {package} is not installed: pip install' in refused(capsys, cli.phew_sweep, grid_file(tmp_path), '--out', tmp_path/'r', *words)
+    assert os.listdir(tmp_path) == ['grid.toml']
+
+def test_dry_run_says_what_varies(tmp_path, capsys):
+    file = grid_file(tmp_path, 'rewire = ["as pruned", "shuffle"]\nhidden = [[20], [30, 30]]\nseeds = 4\nepochs = 1\n')
+    assert cli.phew_sweep([file, '--dry-run', '--out', str(tmp_path/'r')]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ['  seed    0, 1, 2, 3 (4 each)', '  hidden  20, 30-30 (8 each)', '  rewire  as pruned, shuffle (8 each)']
+    assert lines[3] == 'phew 0.1 seed 0, hidden 20, rewire as pruned' and lines[-1] == '0 of 16 runs are recorded, 16 to do'
+    assert cli.phew_sweep([file, '--dry-run', '--json', '--out', str(tmp_path/'r')]) == 0
+    assert {(tuple(r['hidden']), r['rewire']) for r in json.loads(capsys.readouterr().out)['runs']} == {
+        ((20,), 'as pruned'), ((20,), 'shuffle'), ((30, 30), 'as pruned'), ((30, 30), 'shuffle')}
 
 def grid_file(folder, text='method = ["dense", "phew"]\ndensity = [0.1]\nseeds = 2\nhidden = [20]\nepochs = 1\nper_class = 10\n'):
     (folder/'grid.toml').write_text(text)

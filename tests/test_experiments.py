@@ -1,6 +1,7 @@
 "Runs: what decides them, and that they can be repeated and gone on with."
-import json, warnings
+import json, os, signal, warnings
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np, pytest, torch
@@ -103,3 +104,20 @@ def test_warnings_go_into_the_record(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         assert run(config)['warnings'] == ['a layer is empty']
+
+@pytest.mark.slow
+def test_killed_at_epoch_100_of_160_a_run_ends_equal_to_the_bit(tmp_path):
+    "The paper's length, by its recipe; the process is killed, with its checkpoint of epoch 100 on disk."
+    longer, path = replace(config, epochs=160, recipe='resnet20_cifar10'), tmp_path/'run.pt'
+    class Stop(Callback):
+        order = 99 # after the checkpoint is written
+        def after_epoch(self):
+            if self.epoch == 99: os.kill(os.getpid(), signal.SIGKILL)
+    child = get_context('fork').Process(target=lambda: run(longer, 'cpu', path, cbs=[Stop()]))
+    child.start(); child.join()
+    assert child.exitcode == -signal.SIGKILL and path.exists()
+    began = []
+    class Watch(Callback):
+        def before_train(self): began.append(self.epoch)
+    record = run(longer, 'cpu', path, cbs=[Watch()])
+    assert began == list(range(100, 160)) and same(record) == same(run(longer, 'cpu'))

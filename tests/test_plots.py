@@ -70,7 +70,12 @@ def test_latex_has_a_row_a_line_and_no_bare_sign():
     assert len(body) == 2*len(hostile) and all(re.fullmatch(r'.*\\\\', row) for row in body)
     for row in body: assert len(re.findall(r'(?<!\\)&', row)) == 3 and not re.search(r'(?<!\\)[%#]', row), row
 
-@pytest.mark.skipif(not shutil.which('pdflatex'), reason='no LaTeX')
+def has_booktabs():
+    "Whether LaTeX is here, with the package that the tables need."
+    found = shutil.which('pdflatex') and shutil.which('kpsewhich') and subprocess.run(['kpsewhich', 'booktabs.sty'], capture_output=True)
+    return bool(found and found.stdout.strip())
+
+@pytest.mark.skipif(not has_booktabs(), reason='no LaTeX, or not its booktabs')
 def test_latex_compiles(tmp_path):
     page = r'\documentclass{article}\usepackage{booktabs}\begin{document}' + '\n' + tex_of(hostile) + '\n' + r'\end{document}'
     (tmp_path/'t.tex').write_text(page, encoding='utf-8')
