@@ -1,9 +1,23 @@
-"Everything setuptools needs to know is read from `settings.ini`."
+"Everything setuptools needs to know is read from `settings.ini`; what it makes on the way leaves no trace in the clone."
+import atexit, shutil, sys, tempfile
 from configparser import ConfigParser
 from pathlib import Path
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
-root = Path(__file__).parent
+root = Path(__file__).resolve().parent
+sys.path.insert(0, str(root/'tools'))
+import stubs
+
+way = tempfile.mkdtemp() # the build folder, and the egg-info
+atexit.register(shutil.rmtree, way, ignore_errors=True)
+
+class WithStubs(build_py):
+    "The modules, and beside them the stubs that show what `@patch` adds to classes."
+    def run(self):
+        super().run()
+        if not self.editable_mode: stubs.write(Path(self.build_lib)/'phew_nb')
+
 ini = ConfigParser(delimiters=['='])
 ini.read(root/'settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
@@ -19,7 +33,8 @@ setup(
     long_description_content_type='text/markdown',
     classifiers=[f'Development Status :: {statuses[int(cfg["status"])-1]}', f'Intended Audience :: {cfg["audience"]}',
                  f'Natural Language :: {cfg["language"]}', *(f'Programming Language :: Python :: {v}' for v in pythons)],
-    packages=find_packages(include=['phew_nb', 'phew_nb.*']), include_package_data=True,
+    packages=find_packages(include=['phew_nb', 'phew_nb.*']), package_data={'phew_nb': ['py.typed']},
+    cmdclass=dict(build_py=WithStubs), options=dict(build=dict(build_base=way), egg_info=dict(egg_base=way)),
     python_requires=f'>={cfg["min_python"]}', install_requires=cfg['requirements'].split(), extras_require=extras,
     entry_points={'console_scripts': cfg['console_scripts'].split(),
                   'nbdev': [f'{cfg["lib_name"]}={cfg["lib_name"]}._modidx:d']},

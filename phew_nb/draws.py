@@ -64,8 +64,8 @@ def ratios(x,    # magnitudes
 class Mass:
     "What the weights of a row are drawn by: |w|^power, up to a factor of the row."
     power: float
-    scale: Tensor=None # (rows,) largest (smallest) magnitude of each row, for powers other than 0 and 1
-    flat: Tensor=None  # (rows,) rows of zeros only, drawn uniformly
+    scale: Tensor|None=None # (rows,) largest (smallest) magnitude of each row, for powers other than 0 and 1
+    flat: Tensor|None=None  # (rows,) rows of zeros only, drawn uniformly
     holes: bool=False  # whether there are NaNs
 
     def __call__(self, w, rows):

@@ -40,9 +40,9 @@ def sparse_state(model:nn.Module, # a masked network
                  packed:bool=False, # values and bits in a row, in place of sparse tensors?
                 ) -> dict: # name -> tensor; raises ValueError where the masks are another model's
     "A state dict that holds of masked tensors the kept weights alone."
-    masks, state = _masks_for(model, masks) or {}, {}
+    given, state = _masks_for(model, masks) or {}, {}
     for name, value in unwrapped(model).state_dict().items():
-        mask = masks[name].to(value.device) if name in masks else None
+        mask = given[name].to(value.device) if name in given else None
         state |= {name: value} if mask is None else _packed(name, value, mask) if packed else {name: _coo(value, mask)}
     return state
 

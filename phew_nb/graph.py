@@ -240,7 +240,7 @@ class PathGraph:
     params: dict    # name -> parameter, for every weight that counts
     left_out: dict  # name -> why its weights do not count
     example: tuple = () # the inputs that it was traced on, batch first; or a dict of keyword arguments
-    tape: Tape = None   # the operations that ran (see `Tape`)
+    tape: Tape|None = None   # the operations that ran (see `Tape`)
     ends: list = field(default_factory=list)    # names of the outputs in which paths end
     no_ends: dict = field(default_factory=dict) # name -> why, of the others
 

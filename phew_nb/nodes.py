@@ -28,13 +28,13 @@ class Layer:
     src: Tensor    # (G, I) unit read by each column, -1 where there is none
     dst: Tensor    # (G, O) unit made by each row
     size: tuple    # (G, O, I, K)
-    stride: tuple = None      # steps in the parameter's memory; None where the weight is computed from the parameter
+    stride: tuple|None = None # steps in the parameter's memory; None where the weight is computed from the parameter
     offset: int = 0           # place of the first weight in the parameter's memory
-    numbers: Tensor = None    # (G, O, I, K) place of each weight in the parameter's memory, where it is computed
-    values: Tensor = None     # (G, O, I, K) the computed weights, as they were when traced
+    numbers: Tensor|None = None    # (G, O, I, K) place of each weight in the parameter's memory, where it is computed
+    values: Tensor|None = None     # (G, O, I, K) the computed weights, as they were when traced
     kernel: tuple = ()        # size of the kernel, () for a linear layer
     positions: int = 1        # places (pixels, tokens) at which each row is computed
-    seen: Tensor = None       # (K,) kernel positions that ever see anything but padding; None: all of them
+    seen: Tensor|None = None       # (K,) kernel positions that ever see anything but padding; None: all of them
     counted: bool = True      # False where the layer is kept dense
 
     def __post_init__(self): self.layout = self.param.stride() if self.param is not None else ()

@@ -19,6 +19,7 @@ from .walks import phew
 # %% ../nbs/45_pruners.ipynb #a9d707ab
 class Method(partial):
     "A row of `pruners`: a function, arguments of it that are fixed, and what is to be said of it."
+    keeps:str; source:str; promises:str
     @classmethod
     def row(cls,
             f,               # the function

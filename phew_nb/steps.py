@@ -36,7 +36,7 @@ class Routes:
     slots: Tensor # (alternatives,) number of rows of a layer; 0 for a junction
     rows: Tensor  # rows of tables
     unit: Tensor  # (alternatives,) whose alternative it is
-    chance: Tensor=None # (alternatives,) probability, None: uniform
+    chance: Tensor|None=None # (alternatives,) probability, None: uniform
 
     def __post_init__(self):
         self.has_forks, self.has_slots = bool((self.count > 1).any()), bool((self.slots > 1).any())

@@ -40,7 +40,10 @@ class WalkOrder:
     @property
     def density(self): return int(self.new.sum())/self.total
 
-    def masks(self, density=None, kept=None) -> Masks:
+    def masks(self,
+              density: float=None, # fraction of weights to keep, up to the order's own
+              kept: int=None,      # instead of it, a number of weights
+             ) -> Masks:           # raises ValueError on more than it holds
         "Masks of the smallest number of whole walks that hold the density (or the number of weights)."
         n = self.walks(density, kept)
         return Masks(HeldBy(self.order, n))
@@ -51,7 +54,10 @@ class WalkOrder:
 
 # %% ../nbs/33_walks.ipynb #3aed4980
 @patch
-def walks(self: WalkOrder, density=None, kept=None) -> int: # raises ValueError on more than it holds
+def walks(self: WalkOrder,
+          density: float=None, # fraction of weights to keep
+          kept: int=None,      # instead of it, a number of weights
+         ) -> int:             # raises ValueError on more than the order holds
     "Smallest number of walks that hold the density (or the number of weights)."
     target, held = n_kept(self.total, density, kept), self.new.cumsum(0)
     if target > held[-1] and self.is_all: target = int(held[-1])
@@ -84,53 +90,71 @@ def walk_order(model,                 # a network, or its `PathGraph`
     if pattern is not None: graph = fitting_graph(graph, pattern, power, law, granularity, block)
     walker = Walker(graph, masks, power, fork, skips, direction, granularity, scores, law, start, block)
     target = n_kept(graph.total, max_density, kept)
-    visits = first_visits(walker, target) if pattern is None else FittingVisits(walker, pattern)
-    most = _in_reach(walker, target) if pattern is None else visits.in_reach(target)
-    if .7*most < target <= most and pattern is None: _say_how_many(walker, target)
-    _take_walks(visits, min(target, most), seed_number(seed), progress)
-    n = int(torch.searchsorted(visits.new.cumsum(0), min(target, most))) + 1
-    return WalkOrder(visits.shaped(n), visits.new[:n], walker.graph.total, is_all=most < target)
+    return _walked(_visits(walker, target, pattern), target, seed_number(seed), progress)
 
 # %% ../nbs/33_walks.ipynb #2bccd25c
-def phew(model,               # a network, or its `PathGraph`
-         density: float=None, # fraction of weights to keep, in (0, 1]
-         input_size=None,     # size of one input without the batch, such as (3, 32, 32), or the model's `PathGraph`
-         seed=0,              # integer or `torch.Generator`: fixes everything
-         kept: int=None,      # instead of `density`: number of weights to keep
-         masks=None,          # weights that may be used; None: those of the model, if it is masked
-         progress: bool=None, # progress bar; None: on terminals, after two seconds
-         **kwargs             # what else `walk_order` takes: `power`, `granularity`, `fork`, `scores`, ...
-        ) -> Masks:           # the weights on the paths; raises ValueError where the density is out of reach
+def phew(model,                # a network, or its `PathGraph`
+         density: float=None,  # fraction of weights to keep, in (0, 1]
+         input_size=None,      # size of one input without the batch, such as (3, 32, 32), or the model's `PathGraph`
+         seed=0,               # integer or `torch.Generator`: fixes everything
+         kept: int=None,       # instead of `density`: number of weights to keep
+         masks=None,           # weights that may be used; None: those of the model, if it is masked
+         progress: bool=None,  # progress bar; None: on terminals, after two seconds
+         power: float=1,       # drawn by |w|^power: 1 PHEW, 0 uniform, -1 inverse, 2 squared, inf greedy
+         granularity: str='weight', # what a walk conserves: its 'weight's or whole 'kernel's
+         fork: str='uniform',  # choice at forks and junctions: 'uniform' or by 'weight'
+         skips: bool=False,    # whether walks may take identity shortcuts
+         direction: str='both', # 'both' in turn, only 'forward' or only 'backward'
+         scores=None,          # parameter name -> tensor, zero or positive, to draw by in place of |w|
+         law: str='steps',     # 'steps' by the weights of each unit, or whole 'paths' by their product
+         start: str='first',   # where the round of starts begins: with the 'first' unit or where the 'seed' says
+         pattern: str=None,    # 'n:m', such as '2:4': at most n of m weights in a row, see "Patterns" below
+         block: tuple=None     # (rows, columns) of blocks that are drawn and kept as a whole, such as (16, 16)
+        ) -> Masks:            # the weights on the paths; raises ValueError where the density is out of reach
     "Masks by PHEW: paths with higher edge weights (section 4)."
-    remembers = masks is None
-    graph, masks = graph_and_masks(model, input_size, masks)
-    k, may = n_kept(graph.total, density, kept), graph.total - (masks.total - masks.kept if masks is not None else 0)
-    plain = kwargs.get('pattern') is None # under a pattern fewer weights count
-    if remembers and plain: check_choice(masks, min(k, may), may)
-    if plain and k == graph.total and abs(kwargs.get('power', 1)) != inf:
-        kwargs.pop('pattern', None)
-        _in_reach(Walker(graph, masks, **kwargs), graph.total)
-        return Masks.dense(graph.params)
-    order = walk_order(graph, density, seed=seed, kept=kept, masks=masks, progress=progress, **kwargs)
+    remembers, (graph, masks) = masks is None, graph_and_masks(model, input_size, masks)
+    how = dict(power=power, granularity=granularity, fork=fork, skips=skips, direction=direction)
+    how |= dict(scores=scores, law=law, start=start, block=block)
+    if pattern is None and _is_all(graph, masks, density, kept, remembers, how): return Masks.dense(graph.params)
+    order = walk_order(graph, density, seed=seed, kept=kept, masks=masks, progress=progress, pattern=pattern, **how)
     _warn_of_padding(graph, masks := order.masks(density, kept))
     return masks
 
 # %% ../nbs/33_walks.ipynb #9abc6781
-def _in_reach(walker, target):
+def _in_reach(walker, target, visits=None):
     "How many weights walks can hold: at least `target`, but for greedy walks."
+    if hasattr(visits, 'in_reach'): return visits.in_reach(target) # under a pattern
     graph, (most, masks) = walker.graph, most_held(walker, target)
     if most < target and abs(walker.power) != inf: raise ValueError(out_of_reach(graph, target, most, masks))
     if most < target: warnings.warn(
         f"greedy walks have few different paths: they hold {most:,} weights, not {target:,}", stacklevel=3)
+    elif visits is not None and target > .7*most: _say_how_many(walker, target)
     return most
 
 def _say_how_many(walker, target):
     n = estimate(walker, target)
     many = f"about {n:.2g}" if n < inf else "more than can be estimated"
     if n > 5e6: warnings.warn(f"{many} walks are needed for {target:,} of {walker.graph.total:,} weights: "
-                              "small weights are found late at high densities", stacklevel=3)
+                              "small weights are found late at high densities", stacklevel=4)
+
+def _is_all(graph, masks, density, kept, remembers, how):
+    "Whether all weights are asked for, so that no walk need be drawn; raises where so many are not to be had."
+    k, may = n_kept(graph.total, density, kept), graph.total - (masks.total - masks.kept if masks is not None else 0)
+    if remembers: check_choice(masks, min(k, may), may)
+    if k < graph.total or abs(how['power']) == inf: return False
+    return _in_reach(Walker(graph, masks, **how), graph.total) == graph.total
 
 # %% ../nbs/33_walks.ipynb #bfc00c77
+def _visits(walker, target, pattern):
+    return first_visits(walker, target) if pattern is None else FittingVisits(walker, pattern)
+
+def _walked(visits, target, seed, progress):
+    "The order of the walks that hold `target` weights, or the most that there are."
+    most = _in_reach(visits.walker, target, visits)
+    _take_walks(visits, min(target, most), seed, progress)
+    n = int(torch.searchsorted(visits.new.cumsum(0), min(target, most))) + 1
+    return WalkOrder(visits.shaped(n), visits.new[:n], visits.walker.graph.total, is_all=most < target)
+
 def _take_walks(visits, target, seed, progress):
     "Walk until `target` weights are held."
     doubt, off = visits.patience, None if progress is None else not progress
@@ -141,16 +165,16 @@ def _take_walks(visits, target, seed, progress):
             bar.set_postfix(walks=visits.n_walks, refresh=False)
             if visits.n_walks > doubt and _is_far(visits, target): doubt = visits.check_reach(target)
 
-def batch_size(visits: FirstVisits,
+# %% ../nbs/33_walks.ipynb #43fb4662
+def batch_size(visits: FirstVisits, # what the walks so far have brought
                target: int # number of weights
-              ) -> int:
+              ) -> int: # number of walks
     "How many walks to draw next: not far more than needed, and not too many at once. (It changes no result.)"
     longest = len(visits.walker.sides[0].tables)*visits.walker.at_once
     recent = visits.new[-1024:].double().mean() if visits.n_walks else longest
     need = (target - visits.kept)/max(float(recent), 1e-3)
     return int(min(need*(1.3 if need < 5000 else 1.03) + 64, 2**22//longest + 256))
 
-# %% ../nbs/33_walks.ipynb #43fb4662
 def _is_far(visits, target):
     "Whether the rest, at the recent rate, takes over four times as many walks as were drawn so far."
     return visits.kept + 4*visits.n_walks*float(visits.new[-visits.window:].double().mean()) < target
@@ -160,8 +184,11 @@ FirstVisits.patience = 2**20 # walks after which it is asked whether the rest ca
 FirstVisits.window = 2**16   # walks that tell at what rate new weights come in
 
 @patch
-def check_reach(self: FirstVisits, target, least=2.**-32):
-    "After many walks: raise where the rest can't be hoped for; gives the number of walks at which to ask again."
+def check_reach(self: FirstVisits,
+                target: int,         # number of weights
+                least: float=2.**-32 # weights that a walk takes with a smaller probability are not hoped for
+               ) -> int: # number of walks at which to ask again; raises ValueError where the rest is out of reach
+    "After many walks: can the rest be hoped for?"
     most, masks = most_held(self.walker, target, least)
     if most < target: raise ValueError(out_of_reach(self.graph, target, most, masks, least))
     _give_up(self, target, 2**30)
@@ -189,7 +216,9 @@ def as_pattern(pattern: str # such as '2:4'
     if not 0 < n < m: raise ValueError(f"a pattern is 'n:m' with n below m, such as '2:4', not {pattern!r}")
     return n, m
 
-def why_dense(layer: Layer, m: int) -> str: # empty where the layer can take the pattern
+def why_dense(layer: Layer, # of a traced network
+              m: int # weights of a group
+             ) -> str: # empty where the layer can take the pattern
     "Why the rows of a layer cannot be cut into groups of `m` weights."
     p, row = layer.param, layer.param.numel()//layer.param.shape[0]
     if row % m: return f"its rows of {row} weights do not divide by {m}"
@@ -198,9 +227,12 @@ def why_dense(layer: Layer, m: int) -> str: # empty where the layer can take the
     return ''
 
 # %% ../nbs/33_walks.ipynb #a8a293cb
-def fitting_graph(graph: PathGraph,
+def fitting_graph(graph: PathGraph, # of the network
                   pattern: str, # such as '2:4'
-                  power=1, law='steps', granularity='weight', block=None # of the walks
+                  power: float=1, # of the walks, 0 or more
+                  law: str='steps', # of the walks, which has to be this one
+                  granularity: str='weight', # likewise
+                  block=None # likewise
                  ) -> PathGraph: # raises ValueError where the pattern can't be walked by
     "The graph without the weights of layers that stay dense under a pattern, which are named in a warning."
     m = as_pattern(pattern)[1]
@@ -220,14 +252,22 @@ def fitting_graph(graph: PathGraph,
 class FittingSide:
     "One direction of walking by weights that fit a pattern: a `Side` that takes only what is open."
     def __init__(self,
-                 side: Side,
+                 side: Side, # the direction, in which all weights are open
                  open: dict # number of a layer -> (n,) bool in its parameter's memory: what may be taken
                 ): self.side, self.open, self.stuck = side, open, []
     def __getattr__(self, name): return getattr(self.side, name)
-    def walk(self, *args): return Side.walk(self, *args)
+    def walk(self,
+             *args # as those of `Side.walk`
+            ): # what it gives
+        "Take walks."
+        return Side.walk(self, *args)
 
-    def is_open(self, i, rows, entry):
-        "Whether entries (n,) or (n, m) of rows (n,) may be taken."
+    def is_open(self,
+                i: int,       # number of a layer
+                rows: Tensor, # (n,) of its table
+                entry: Tensor # (n,) or (n, m) entries of the rows
+               ) -> Tensor:   # bool, of the shape of `entry`
+        "Whether entries may be taken."
         size, rows = self.tables[i].size, rows.view(-1, *[1]*(entry.ndim - 1))
         group, line, other = rows//size[1], rows % size[1], entry//size[3]
         o, c = (other, line) if self.forward else (line, other)
@@ -235,8 +275,13 @@ class FittingSide:
 
 # %% ../nbs/33_walks.ipynb #a61e0f12
 @patch
-def pick(self: FittingSide, i, here, rows, keys):
-    "An open entry of its row for each walk, -1 where there is none."
+def pick(self: FittingSide,
+         i: int,       # number of a layer
+         here: Tensor, # (walks,) unit where each walk is
+         rows: Tensor, # (walks,) its row of the table
+         keys: Tensor  # (walks,) of the random numbers
+        ) -> Tensor:   # (walks,) entry of the row, -1 where none is open
+    "An open entry of its row for each walk."
     table, entry = self.tables[i], self.side.pick(i, here, rows, keys)
     if i not in self.open: return entry
     left = (~self.is_open(i, rows, entry)).nonzero().view(-1)
@@ -248,9 +293,14 @@ def pick(self: FittingSide, i, here, rows, keys):
     self.stuck.append(here[entry < 0])
     return entry
 
+# %% ../nbs/33_walks.ipynb #af83afd9
 @patch
-def race(self: FittingSide, i, rows, keys):
-    "The open entry with the shortest waiting time, of a rate that is its mass; -1 where there is none."
+def race(self: FittingSide,
+         i: int,       # number of a layer
+         rows: Tensor, # (walks,) of its table
+         keys: Tensor  # (walks,) of the random numbers
+        ) -> Tensor:   # (walks,) entry of the row, -1 where none is open
+    "The open entry with the shortest waiting time, of a rate that is its mass."
     table, n = self.tables[i], torch.arange(self.tables[i].n, device=rows.device)
     entries = n.expand(len(rows), -1)
     mass = table.mass(table.weights(rows, entries), rows).double()*self.is_open(i, rows, entries)
@@ -264,7 +314,10 @@ def race(self: FittingSide, i, rows, keys):
 class FittingVisits(FirstVisits):
     "First visits of walks that keep to at most `n` of `m` weights in each group."
     patience, window = 2**12, 2**10
-    def __init__(self, walker: Walker, pattern: str):
+    def __init__(self,
+                 walker: Walker, # its two sides are replaced
+                 pattern: str # such as '2:4'
+                ):
         super().__init__(walker)
         self.pattern, (self.n, self.m), self.batch = pattern, as_pattern(pattern), 64
         self.room = {name: torch.full((len(first)//self.m,), self.n, device=first.device)
@@ -274,21 +327,33 @@ class FittingVisits(FirstVisits):
                   if isinstance(node, Layer) and node.name in self.open}
         walker.sides = [FittingSide(side, places) for side in walker.sides]
 
-    def in_reach(self, target) -> int: # raises ValueError where it is less than `target`
-        "How many weights walks can hold at most, were there room in all groups that they can reach."
-        groups = [mask.view(-1, self.m).sum(1) for mask in reachable(self.walker).values()]
-        most = sum(int(count.clamp(max=self.n).sum()) for count in groups)
-        self.refuse(target, most)
-        return most
+# %% ../nbs/33_walks.ipynb #5c5f35b2
+@patch
+def in_reach(self: FittingVisits,
+             target: int # number of weights
+            ) -> int: # raises ValueError where it is less than `target`
+    "How many weights walks can hold at most, were there room in all groups that they can reach."
+    groups = [mask.view(-1, self.m).sum(1) for mask in reachable(self.walker).values()]
+    most = sum(int(count.clamp(max=self.n).sum()) for count in groups)
+    self.refuse(target, most)
+    return most
 
-    def refuse(self, target, most):
-        if most < target: raise ValueError(
-            f"walks that fit the pattern {self.pattern} hold at most {most:,} of {self.graph.total:,} weights "
-            f"(density {most/self.graph.total:.6g}), not {target:,}")
+@patch
+def refuse(self: FittingVisits,
+           target: int, # number of weights asked for
+           most: int # number that there is room for
+          ): # ValueError where that is less
+    "Say that too many weights were asked for, if they were."
+    if most < target: raise ValueError(
+        f"walks that fit the pattern {self.pattern} hold at most {most:,} of {self.graph.total:,} weights "
+        f"(density {most/self.graph.total:.6g}), not {target:,}")
 
 # %% ../nbs/33_walks.ipynb #f515ec97
 @patch
-def extend(self: FittingVisits, n, seed):
+def extend(self: FittingVisits,
+           n: int,   # number of walks
+           seed: int # of the random numbers
+          ): # no result: `first` and `new` hold them
     "Take `n` more walks."
     end = self.n_walks + n
     while self.n_walks < end:
@@ -354,8 +419,10 @@ def _close(self: FittingVisits, name, some):
 
 # %% ../nbs/33_walks.ipynb #5b4ed0cb
 @patch
-def check_reach(self: FittingVisits, target):
-    "After walks that brought little: raise where too few weights are left; gives the number at which to ask again."
+def check_reach(self: FittingVisits,
+                target: int # number of weights
+               ) -> int: # number of walks at which to ask again; raises ValueError where too few are left
+    "After walks that brought little: are enough weights left?"
     open = Masks({name: p.as_strided(self.graph.params[name].shape, self.graph.params[name].stride()).cpu()
                   for name, p in self.open.items()})
     masks = open if self.walker.masks is None else Masks({n: m & self.walker.masks.get(n, m) for n, m in open.items()})

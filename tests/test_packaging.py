@@ -1,5 +1,5 @@
 "The built distributions hold what they must, and all files agree on the version."
-import re, shutil, subprocess, sys, tarfile, zipfile
+import ast, re, shutil, subprocess, sys, tarfile, zipfile
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -12,12 +12,18 @@ cfg = ini['DEFAULT']
 version = cfg['version']
 
 @pytest.fixture(scope='module')
-def dist(tmp_path_factory):
-    "The folder with an sdist, and a wheel built from that sdist."
-    source, out = tmp_path_factory.mktemp('source')/'phew_nb', tmp_path_factory.mktemp('dist')
+def clone(tmp_path_factory):
+    "A copy of the repository."
+    source = tmp_path_factory.mktemp('source')/'phew_nb'
     skip = shutil.ignore_patterns('.git', 'build', '*.egg-info', '__pycache__', '.*_cache', '.hypothesis', 'results', 'phew_results')
     shutil.copytree(root, source, ignore=skip)
-    run = subprocess.run([sys.executable, '-m', 'build', '--no-isolation', '--outdir', out, source], capture_output=True, text=True)
+    return source
+
+@pytest.fixture(scope='module')
+def dist(clone, tmp_path_factory):
+    "The folder with an sdist, and a wheel built from that sdist."
+    out = tmp_path_factory.mktemp('dist')
+    run = subprocess.run([sys.executable, '-m', 'build', '--no-isolation', '--outdir', out, clone], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     return out
 
@@ -29,9 +35,26 @@ def wheel(dist):
 def info(wheel, name): return next(text for n,text in wheel.items() if n.endswith(f'.dist-info/{name}'))
 
 def test_wheel_holds_every_module_and_nothing_else(wheel):
-    modules = {f'phew_nb/{p.name}' for p in (root/'phew_nb').glob('*.py')}
-    assert {n for n in wheel if '.dist-info/' not in n} == modules
+    modules = {f'phew_nb/{p.name}' for p in (root/'phew_nb').glob('*.py')} | {'phew_nb/py.typed'}
+    assert {n for n in wheel if '.dist-info/' not in n and not n.endswith('.pyi')} == modules
     assert any(n.endswith('licenses/LICENSE') for n in wheel)
+
+def test_stubs_show_the_methods_that_cells_and_modules_add(wheel):
+    stubs = {n: ast.parse(text) for n, text in wheel.items() if n.endswith('.pyi')}
+    masks = next(n for n in stubs['phew_nb/masks.pyi'].body if isinstance(n, ast.ClassDef) and n.name == 'Masks')
+    names = {f.name: [d.id for d in f.decorator_list] for f in masks.body if isinstance(f, ast.FunctionDef)}
+    assert names['kept'] == ['property'] and names['load'] == ['classmethod'] and not names['save'] and 'keep' in names
+    assert all(n.replace('.pyi', '.py') in wheel for n in stubs)
+
+def test_building_leaves_nothing_in_the_clone(dist, clone):
+    assert not [p for p in clone.rglob('*') if p.name == 'build' or p.suffix == '.egg-info']
+
+def test_sdist_holds_nothing_else(dist):
+    with tarfile.open(next(dist.glob('*.tar.gz'))) as tar: names = {n.split('/', 1)[-1] for n in tar.getnames() if '/' in n}
+    files = {n for n in names if '/' not in n} - {'phew_nb', 'tools', 'phew_nb.egg-info'}
+    assert files == {'setup.py', 'setup.cfg', 'settings.ini', 'pyproject.toml', 'PKG-INFO', 'MANIFEST.in', 'LICENSE', 'README.md',
+                     'CHANGELOG.md', 'CITATION.cff', 'CONTRIBUTING.md'}
+    assert all(n.split('/')[0] in ('phew_nb', 'phew_nb.egg-info') or n == 'tools/stubs.py' for n in names - files if '/' in n)
 
 def test_sdist_can_build_itself(dist):
     with tarfile.open(next(dist.glob('*.tar.gz'))) as tar: names = {n.split('/', 1)[-1] for n in tar.getnames()}
