@@ -662,7 +662,8 @@ def load_data(name:str, # in `datasets`; a folder of images; or what makes the d
 # %% ../nbs/02_data.ipynb #23ca3c26
 def crop_flip(x:torch.Tensor, # images, uint8 (n, channels, height, width)
               pad:int, # black border, in pixels
-              top:torch.Tensor, left:torch.Tensor, # (n,) corner of each crop in the bordered image, 0 to 2*pad
+              top:torch.Tensor, # (n,) upper edge of each crop in the bordered image, 0 to 2*pad
+              left:torch.Tensor, # (n,) likewise its left edge
               flip:torch.Tensor, # (n,) whether to mirror each image, left to right
              ) -> torch.Tensor: # of the shape of `x`
     "Cut an image of the same size out of each bordered image, and mirror some."

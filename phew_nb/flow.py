@@ -186,7 +186,8 @@ class Flow:
 # %% ../nbs/23_flow.ipynb #b9e2cd07
 def flow_through(graph: PathGraph, # see `trace`
                  edges: dict,      # number of a layer in `graph.nodes` -> its `Edges`
-                 masks=None, power: int=1, # what the edges were made with
+                 masks=None,       # what the edges were made with
+                 power: int=1,     # likewise
                  skips: bool=False # whether identity shortcuts count as ways
                 ) -> Flow:
     "Sums over all paths through given edges, by one pass forward and one backward."
@@ -196,7 +197,10 @@ def flow_through(graph: PathGraph, # see `trace`
     carry_forward(nodes, edges, into, skips); carry_backward(nodes, edges, out, skips)
     return Flow(graph, masks, power, skips, into[:, 0], out[:, 0])
 
-def layer_edges(graph, masks=None, power=1): # number of a layer in `graph.nodes` -> its `Edges`
+def layer_edges(graph: PathGraph, # see `trace`
+                masks=None,       # parameter name -> boolean tensor; None: all weights
+                power: int=1      # of the magnitudes: 1 or 2
+               ) -> dict: # number of a layer in `graph.nodes` -> its `Edges`
     "The edges of all layers."
     return {i: Edges(node, masks, power) for i, node in enumerate(graph.nodes) if isinstance(node, Layer)}
 

@@ -61,12 +61,15 @@ def _check_size(input_size):
                                 f"32) or (784,), not {input_size!r}")
     return True
 
-def as_example(example):
+def as_example(example # a tensor, a tuple or list of tensors, or a dict by argument
+              ): # raises TypeError on anything else
     "What the model is called with: a tuple, or a dict of keyword arguments."
     if isinstance(example, Mapping): return dict(example)
     return tuple(example) if isinstance(example, (tuple, list)) else (example,)
 
-def call(model, example):
+def call(model:nn.Module, # any
+         example # as `as_example` gives it
+        ): # what the model returns
     "Run a model on an example."
     return model(**example) if isinstance(example, dict) else model(*example)
 
@@ -87,7 +90,10 @@ def _check_model(model):
         if p.device.type == 'meta': raise TraceError(f"the parameter '{name}' is on the device 'meta'; load its values")
 
 # %% ../nbs/15_graph.ipynb #bf369409
-def named_tensors(tree, name='', seen=()) -> list: # of pairs (name, tensor); the name of a tensor alone is ''
+def named_tensors(tree, # what a model takes or returns
+                  name:str='', # of the whole
+                  seen=() # ids of what it stands in
+                 ) -> list: # of pairs (name, tensor); the name of a tensor alone is ''
     "All tensors in what a model takes or returns: tensors, tuples, dictionaries, data classes."
     if isinstance(tree, Tensor): return [(name, tree)]
     if id(tree) in seen or isinstance(tree, (nn.Module, type)): return []
@@ -179,7 +185,9 @@ def _leads(units, starts, ends):
     return table
 
 # %% ../nbs/15_graph.ipynb #d91054cb
-def ends_of(tracer, found):
+def ends_of(tracer, # after the pass
+            found:dict # name -> output tensor
+           ) -> tuple: # a list, and a dict
     "Names of the outputs where paths end, and name -> reason of the others."
     units = {name: _units_of(tracer, t) for name, t in found.items()}
     losses = {name for name in units if found[name].ndim == 0 and len(units) > 1}

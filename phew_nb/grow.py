@@ -196,7 +196,13 @@ def cubic_kept(done:float,      # part of the training that is done, in [0, 1]
     return round(kept + (start - kept)*(1 - done/until)**3) if done < until else kept
 
 # %% ../nbs/53_grow.ipynb #1fdd8b81
-def regrow_random(model, masks, frac=.3, seed=0): return regrow(model, masks, frac, None, seed)
+def regrow_random(model:nn.Module, # with masks that are kept
+                  masks:Masks, # its masks
+                  frac:float=.3, # part of each layer's kept weights that goes
+                  seed=0, # of what comes
+                 ) -> Masks: # as many weights
+    "The smallest weights go, others come at random (SET)."
+    return regrow(model, masks, frac, None, seed)
 
 growers = {'set': regrow_random, 'rigl': regrow, 'granet': regrow_granet, 'walks': regrow_walks}
 

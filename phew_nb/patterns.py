@@ -52,7 +52,7 @@ def _why_not(p, mask, pattern, dtype):
 # %% ../nbs/47_patterns.ipynb #ca15a782
 def to_semi_structured(model: nn.Module, # on a GPU; it is left as it was
                        masks: Masks,     # of the model
-                       pattern: str='2:4'
+                       pattern: str='2:4' # the only one that there are such tensors for
                       ) -> nn.Module: # a copy; raises ValueError where no layer fits, RuntimeError without a GPU
     "A copy of the model with PyTorch's semi-structured tensors for the weights of linear layers that fit."
     why = masks.fits(model, pattern)

@@ -69,7 +69,7 @@ pruners |= {
     'phew_snip': _row(phew_snip, "walks by SNIP's scores", 'here', _paths),
     'phew_act': _row(phew_act, 'walks by weights times their inputs', 'here', _paths)}
 
-phew_pruning = phew # its old name
+phew_pruning, _known = phew, pruners # (the first by its old name)
 
 # %% ../nbs/45_pruners.ipynb #df8b97b6
 def about(name:str # a name in `pruners`
@@ -97,11 +97,11 @@ def prune(model,              # a network; for methods that need not run it a `P
           loss=None,          # for methods with data: from outputs and y to a number; None: `default_loss`
           seed=0,             # for methods with chance: a number or a `torch.Generator`
           kept:int=None,      # instead of `density`: number of weights kept
-          pruners:dict=pruners, # name -> function, such as `all_pruners`
+          pruners:dict=None,  # name -> function, such as `all_pruners`; None: those of this module
           **kwargs,           # further arguments of the method
          ) -> Masks: # the model is not changed: `masks.apply(model)` prunes it
     "Choose the weights to keep, by a method's name."
-    f = look_up(pruners, method, 'method')
+    f = look_up(_known if pruners is None else pruners, method, 'method')
     takes = inspect.signature(f).parameters
     given = dict(input_size=input_size, dl=dl, loss=loss, seed=seed, kept=kept)
     unknown = [name for name in kwargs if name not in takes]

@@ -140,7 +140,7 @@ def _block_chances(walker):
     return torch.cat([m.view(-1) for m in miss.values()]), torch.cat([n.view(-1) for n in held]).to(walker.device)
 
 # %% ../nbs/32_reach.ipynb #2f46f839
-def estimate(walker: Walker,
+def estimate(walker: Walker, # that takes the walks
              target: int # number of weights
             ) -> float: # infinite where the sample says that it is out of reach
     "About how many walks hold so many weights."
@@ -192,7 +192,7 @@ def possible(self: Side, i, # number of the layer
     return hit & (ratios(x, x.nan_to_num(nan=inf).amin(-1, keepdim=True))**self.power > 0)
 
 # %% ../nbs/32_reach.ipynb #b5343975
-def reachable(walker: Walker,
+def reachable(walker: Walker, # that takes the walks
               least: float=0. # the probability that has to be passed by one walk
              ) -> dict: # parameter name -> (n,) bool, in the parameter's memory
     "All weights that walks can use."
@@ -237,7 +237,7 @@ def _drawn(w, zeros, side):
     return prod(w.size) - int(w.flat.isnan().sum())*w.holes
 
 # %% ../nbs/32_reach.ipynb #7d088706
-def most_held(walker: Walker,
+def most_held(walker: Walker, # that takes the walks
               target: int, # how many are asked for: where that many are in reach for sure, no more is looked at
               least: float=0. # the probability that has to be passed by one walk
              ) -> tuple: # number, and the weights' masks (see `reachable`), where they had to be found
@@ -247,7 +247,12 @@ def most_held(walker: Walker,
     masks = reachable(walker, least)
     return sum(int(m.sum()) for m in masks.values()), masks
 
-def out_of_reach(graph, target, most, masks, least=0.) -> str:
+def out_of_reach(graph,       # of the network
+                 target: int, # number of weights asked for
+                 most: int,   # number that walks can hold
+                 masks,       # of those
+                 least: float=0. # the probability that was to be passed by one walk
+                ) -> str: # a sentence
     "What to say where walks cannot hold `target` weights; `most` and `masks` are of `most_held`."
     lowest = sorted((int(m.sum())/len(m), name) for name, m in masks.items())
     layers = first_few((f"'{name}' {share:.4g}" for share, name in lowest if share < 1), 4)

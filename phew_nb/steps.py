@@ -118,7 +118,7 @@ class Drawn:
         return self.flat.as_strided(self.size, self.stride, self.offset)
 
 # %% ../nbs/31_steps.ipynb #5f46fb86
-def drawn_from(layer: Layer,
+def drawn_from(layer: Layer, # of the traced network
                live: Tensor, # (n_units,) bool, units on complete paths
                masks=None,   # parameter name -> boolean tensor of what may be used
                scores=None   # parameter name -> tensor to draw from in place of the weights (see `check_scores`)
@@ -137,7 +137,7 @@ def _storage(w):
     return torch.empty(0, dtype=w.dtype, device=w.device).set_(w.untyped_storage())
 
 # %% ../nbs/31_steps.ipynb #0175a06e
-def check_scores(graph: PathGraph,
+def check_scores(graph: PathGraph, # of the network
                  scores # parameter name -> tensor of its shape, zero or positive, for each weight that counts
                 ) -> dict: # the same, detached and on the parameters' devices
     "Scores to draw from in place of the magnitudes; raises TypeError or ValueError where they will not do."
@@ -405,8 +405,14 @@ def _shift(self: Walker, s, seed):
     return int(u*len(self.sides[s].starts))
 
 # %% ../nbs/31_steps.ipynb #c5a2042b
-def check_options(power, fork='uniform', direction='both', granularity='weight', law='steps', start='first',
-                  block=None):
+def check_options(power: float,           # any number but NaN
+                  fork: str='uniform',    # or 'weight'
+                  direction: str='both',  # or 'forward', 'backward'
+                  granularity: str='weight', # or 'kernel'
+                  law: str='steps',       # or 'paths'
+                  start: str='first',     # or 'seed'
+                  block: tuple=None       # (rows, columns)
+                 ):
     "Check the choices of walks; raises ValueError."
     for name, value, known in (('fork', fork, ('uniform', 'weight')), ('law', law, ('steps', 'paths')),
                                ('direction', direction, ('both', 'forward', 'backward')),
@@ -440,7 +446,12 @@ def draw_paths(model,           # a network or its `PathGraph`
             paths[walk].append((i, here, there, layer.name, at))
     return [[step[1:] for step in sorted(path)] for path in paths]
 
-def index_of(layer, g, o, c, k) -> Tensor:
+def index_of(layer: Layer, # of the traced network
+             g: Tensor, # group
+             o: Tensor, # output of the group
+             c: Tensor, # input of the group
+             k: Tensor  # position in the kernel
+            ) -> Tensor: # of their common shape
     "Place in the parameter's memory of given weights, on the device of the indices."
     return layer.index(g, o, c, k) if layer.stride is not None else layer.numbers.to(g.device)[g, o, c, k]
 

@@ -94,7 +94,10 @@ def stack_step(stack:Stack, # changed in place
     stack.zero()
     return losses.detach()
 
-def each_loss(loss, out, y):
+def each_loss(loss, # from outputs and targets to a number
+              out:torch.Tensor, # (networks, batch, ...)
+              y:torch.Tensor # (networks, batch, ...)
+             ) -> torch.Tensor: # (networks,)
     "The mean loss of each network over its batch."
     return loss(out.flatten(0, 1), y.flatten(0, 1), reduction='none').view(len(out), -1).mean(1)
 

@@ -357,7 +357,8 @@ class EpochRecord(Callback):
 
 # %% ../nbs/51_training.ipynb #773948cf
 @contextmanager
-def quiet(learn:Learner):
+def quiet(learn:Learner # any
+         ): # a context: inside of it the learner is so
     "A learner that draws no bars and prints no rows."
     with learn.no_bar(), learn.no_logging(): yield learn
 

@@ -59,8 +59,13 @@ def node_of(self:Units, unit):
     return self.nodes[i] if i >= 0 and unit < self.starts[i] + self.nodes[i].dst.numel() else None
 
 # %% ../nbs/12_units.ipynb #a8d8125e
-def every_link(junction): return slice(None)
-def every_edge(layer): return torch.ones(1, 1, 1, dtype=torch.bool)
+def every_link(junction):
+    "All ways of a junction."
+    return slice(None)
+
+def every_edge(layer):
+    "All edges of a layer."
+    return torch.ones(1, 1, 1, dtype=torch.bool)
 
 def reach_ahead(nodes, reached, links=every_link, edges=every_edge):
     "Carry the boolean table `reached` (units, n) forward through `nodes`, in place; `edges` gives a layer's (G, O, I)."

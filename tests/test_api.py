@@ -1,0 +1,70 @@
+"The reference: every public name says what it is, what it takes and gives, and is used in a notebook; `help` tells all of it."
+import importlib, inspect, json, re, subprocess, sys
+from pathlib import Path
+
+import pytest
+from fastcore.docments import docments
+
+root = Path(__file__).resolve().parent.parent
+notebooks = sorted((root/'nbs').glob('[0-9][0-9]_*.ipynb'))
+skip = 'self', 'cls', 'return'
+# where arguments are called alike in every row of a table, and the head of the notebook says what they are
+alike = '11_numbers', '12_units', '13_operations', '14_tape'
+
+def cells(path): return [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells']]
+
+exported = [s for p in notebooks for s in cells(p) if s.startswith('#| export')]
+
+def words(texts): return set(re.findall(r'\w+', '\n'.join(texts)))
+
+def shown():
+    "All names beside the exported code: in cells of notebooks, and in tests."
+    texts = [s for p in (root/'nbs').rglob('[!._]*.ipynb') for s in cells(p) if not s.startswith('#| export')]
+    return words(texts) | words(p.read_text(encoding='utf-8') for p in (root/'tests').glob('*.py'))
+
+def asked_for(name):
+    "Does exported code use a name, beyond its definition? A helper shows its use there."
+    return sum(len(re.findall(rf'\b{name}\b', s)) for s in exported) > 1
+
+def public(path):
+    "(name, function or class) that a notebook's module defines and hands out."
+    module = importlib.import_module(f'phew_nb.{path.stem[3:]}')
+    for name in module.__all__:
+        it = getattr(module, name)
+        if (inspect.isfunction(it) or inspect.isclass(it)) and it.__module__ == module.__name__: yield name, it
+
+def undocumented(f):
+    "The arguments of a function that no comment is on."
+    source = inspect.getsource(f)
+    rest = {name for name in inspect.signature(f).parameters if re.search(rf'\*{name}\b.*# ', source)} # (missed by docments)
+    return [name for name, said in docments(f).items() if not said and name not in skip and name not in rest]
+
+@pytest.mark.parametrize('path', notebooks, ids=lambda p: p.stem)
+def test_every_public_name_has_its_docstring(path):
+    without = [name for name, it in public(path) if not (inspect.getdoc(it) or '').split('\n')[0].strip() or
+               (inspect.isclass(it) and it.__doc__.startswith(f'{name}('))]
+    assert not without, f'no docstring: {", ".join(without)}'
+
+@pytest.mark.parametrize('path', [p for p in notebooks if p.stem not in alike], ids=lambda p: p.stem)
+def test_every_public_argument_has_its_comment(path):
+    found = {name: undocumented(it) for name, it in public(path) if inspect.isfunction(it)}
+    few = {name: args for name, args in found.items() if args}
+    assert not few, f'arguments without a comment: {few}'
+
+def test_every_public_name_is_shown_or_used():
+    seen = shown()
+    unused = [f'{path.stem}: {name}' for path in notebooks for name, _ in public(path) if name not in seen and not asked_for(name)]
+    assert not unused, unused
+
+def test_help_tells_what_the_notebook_tells():
+    code = 'from phew_nb.walks import phew; from phew_nb.masks import Masks; help(phew); help(Masks.load); help(Masks.save)'
+    said = subprocess.run([sys.executable, '-c', code], cwd=root, capture_output=True, text=True).stdout
+    for words in ('power: float', 'drawn by |w|^power', 'out of reach', 'file written by `save`', 'nothing half-written left'):
+        assert words in said, words
+
+def test_no_signature_shows_an_address_or_a_table():
+    for path in notebooks:
+        for name, it in public(path):
+            try: text = str(inspect.signature(it))
+            except (TypeError, ValueError): continue
+            assert 'object at 0x' not in text and len(re.sub(r'-> .*', '', text)) < 900, f'{name}{text}'
