@@ -84,6 +84,7 @@ def _noise(graph, n, gen, like):
         "ntk_sap draws normal inputs, and this network takes others (token numbers?): give some by inputs=")
     return tuple(torch.randn(n, *x.shape[1:], generator=gen).to(like) for x in example)
 
+# %% ../nbs/42_baselines.ipynb #769daab9
 def ntk_sap_scores(model:nn.Module, # the network, within `scoring`
                    graph:PathGraph, # its graph
                    params:dict,     # what `scoring` gives: its weights
@@ -227,6 +228,7 @@ def _finite(inputs, number):
     if all(t.isfinite().all() for t in tree_leaves(inputs) if isinstance(t, Tensor)): return inputs
     raise ValueError(f"batch {number} holds values that are not finite")
 
+# %% ../nbs/42_baselines.ipynb #1113ee33
 def input_rms(model:nn.Module,        # the network
               graph:PathGraph,        # its graph
               dl,                     # iterable of batches: (x, y), x alone, or a dict of keyword arguments
@@ -275,6 +277,7 @@ def phew_snip(model:nn.Module,       # the network
     scores = snip_scores(model, graph, dl, loss, batch_stats=batch_stats)
     return phew(model, density, graph, seed, kept, scores=scores, **kwargs)
 
+# %% ../nbs/42_baselines.ipynb #5d25edb8
 def phew_act(model:nn.Module,       # the network
              density:float=None,    # fraction of weights kept, in (0, 1]
              input_size=None,       # size of one input without the batch, or the network's `PathGraph`
@@ -325,6 +328,7 @@ def _rows(graph):
     for name, done in seen.items():
         if not done.all(): yield name, (~done).nonzero().T # weights in no row of their own
 
+# %% ../nbs/42_baselines.ipynb #6e2f3e58
 def top_k_per_row(scores:dict,     # parameter name -> tensor of the parameter's shape
                   graph:PathGraph, # tells what a row is: the weights into one unit
                   k:int,           # number of weights to keep
@@ -401,6 +405,7 @@ def _open_sum(net, inputs, gates):
     values = net.tape.play(source, _Gated(net.dtype, gates))
     return sum(o.sum() for name in net.ends if isinstance(o := values[net.tape.outputs[name]], Tensor))
 
+# %% ../nbs/42_baselines.ipynb #acae4d2d
 def px_scores(model:nn.Module, # the network
               graph:PathGraph, # its graph
               batches:list,    # of inputs: by place (a tuple), by name (a dict)

@@ -118,6 +118,7 @@ def network_kept(model, # a network, perhaps in a wrapper
             for m, mode in modes.items(): m.training = mode
             _put_tensors(tensors, grads)
 
+# %% ../nbs/50_checkpoints.ipynb #3c1fc0bd
 @torch.no_grad()
 def _put_tensors(tensors, grads):
     for t, old in tensors: t.data.copy_(old)

@@ -152,6 +152,7 @@ def _walks_by(graph, scores, kept, seed):
     sizes = {name: floor(scores[name].detach().abs().float()) for name in graph.params}
     return walk_order(graph, kept=kept, seed=seed, scores=sizes)
 
+# %% ../nbs/53_grow.ipynb #2569a2eb
 def regrow_walks(model:nn.Module,  # the network; it is not changed
                  masks:Masks,      # of all of the graph's parameters
                  frac:float=.3,    # part of each layer's kept weights that are up to go, in [0, 1]
@@ -297,6 +298,7 @@ def update(self:Grow, grads:dict):
     self.hand_over()
     self.rows.append(dict(step=self.steps, frac=frac, kept=new.kept, new=(new & ~old).kept))
 
+# %% ../nbs/53_grow.ipynb #c9653519
 @patch
 def traced(self:Grow) -> PathGraph: # of the learner's network
     "The network's graph, by the batch at hand."

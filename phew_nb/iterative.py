@@ -126,6 +126,7 @@ def gradual_magnitude(model:nn.Module,      # the network, trained in place
             _note_row(rows, left, _train(model, dls, _finetuning(full), 1, loss, **kwargs))
     return _warn_of_empty(masks)
 
+# %% ../nbs/52_iterative.ipynb #a62103f4
 def _note_row(rows, kept, row):
     if rows is not None: rows.append(dict(kept=kept, **row))
 

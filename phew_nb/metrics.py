@@ -259,6 +259,7 @@ def _ways(graph, masks, skips, columns):
             ways.setdefault(child, []).append((int(junction.dst[row]), None))
     return ways
 
+# %% ../nbs/44_metrics.ipynb #f9ed9072
 def list_paths(model,            # a network, or its `PathGraph`
                masks=None,       # parameter name -> boolean tensor; None: the model's own, or every weight
                input_size=None,  # size of one input without the batch, or the network's `PathGraph`
@@ -275,6 +276,7 @@ def list_paths(model,            # a network, or its `PathGraph`
     found = _follow(graph, _ways(graph, masks, skips, columns))
     return Paths(graph, [units for units, _ in found], [used for _, used in found], columns, theta)
 
+# %% ../nbs/44_metrics.ipynb #057a5450
 def _columns(graph):
     "For each parameter its columns in a table of all weights, and all weights."
     params, columns, start = {layer.name: layer.param for layer in graph.layers}, {}, 0
@@ -316,6 +318,7 @@ def _call(model, values, x):
               for own, p in module.named_parameters(recurse=False, remove_duplicate=False)}
     return functional_call(model, values | shared, (x,), tie_weights=False).flatten()
 
+# %% ../nbs/44_metrics.ipynb #93ac71ba
 def tangents(model: nn.Module, # run in evaluation mode and in float64; left as it was
              x: Tensor,        # (N, ...) examples
              masks=None,       # parameter name -> boolean tensor; None: the model's own, if any

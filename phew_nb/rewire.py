@@ -8,16 +8,16 @@ __all__ = ['reinits', 'shuffle', 'survivors', 'widen', 'kept_fan_in', 'reinit']
 # %% ../nbs/43_rewire.ipynb #70defa82
 import math, torch
 from torch import Tensor, nn
-from .models import as_generator, draw_weights, fans, inits, look_up
+from .models import draw_weights, fans, inits, look_up
 from .graph import Layer, PathGraph, as_graph
 from .masks import Masks, owner, unwrapped
 from .flow import check_masks
+from .draws import own_stream
 
 # %% ../nbs/43_rewire.ipynb #7f7a7b70
 def _stream(seed, salt):
     "A generator that shares no random bits with others made from the same seed; a given generator as it is."
-    if isinstance(seed, torch.Generator): return seed
-    return torch.Generator().manual_seed((as_generator(seed).initial_seed()*6364136223846793005 + salt) % 2**63)
+    return seed if isinstance(seed, torch.Generator) else own_stream(seed, salt)
 
 # %% ../nbs/43_rewire.ipynb #2d75e1f2
 def shuffle(masks,  # parameter name -> boolean tensor
@@ -104,6 +104,7 @@ def widen(model,           # a network, or its `PathGraph`
     chosen, layers = _chosen(graph, masks, x, gen), {layer.name: layer for layer in graph.layers[::-1]}
     return Masks({name: _spread(layers.get(name), mask.cpu(), chosen, gen) for name, mask in masks.items()})
 
+# %% ../nbs/43_rewire.ipynb #5cf77244
 def _spread(layer, mask, chosen, gen):
     "A layer's weights moved between chosen units; over all of it where parts of it are used in different ways."
     if layer is None: return mask
