@@ -1,4 +1,4 @@
-"What a sweep costs beside its runs: `python bench/sweep.py [--runs 10000] [--together]`."
+"What a sweep costs beside its runs: `python bench/sweep.py [--runs 10000] [--together] [--step] [--command]`."
 import argparse, random, shutil, tempfile, time, warnings
 from pathlib import Path
 
@@ -49,14 +49,53 @@ def bench_together(units, n):
     equal = sum(a['accuracy'] == b['accuracy'] for a,b in zip(some, ones))
     yield f'    one by one: {equal} of {n} accuracies are equal', f'{wall:.1f} s', f'{all:.1f} s', f'{all/own:.1f} times'
 
+def bench_step(epochs):
+    "A step of the digits perceptron: in `run`, with all that it watches, and in a plain loop with masks."
+    import torch
+    from phew_nb.config import Config
+    from phew_nb.experiments import config_loaders, prepared, run
+    torch.set_num_threads(1)
+    config = Config(density=.1, epochs=epochs)
+    run(config, 'cpu')
+    data, model, masks, _ = prepared(config)
+    batches = config_loaders(config, data, 'cpu').train
+    optimizer = torch.optim.SGD(model.parameters(), lr=.05, momentum=.9, weight_decay=1e-4)
+    masks.apply(model); masks.keep(model, optimizer)
+    def plain():
+        n = 0
+        for _ in range(epochs):
+            for x,y in batches:
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step(); optimizer.zero_grad(); n += 1
+        return n
+    wall, own, n = timed(plain)
+    yield 'a step of a plain loop with masks', f'{1e3*wall/n:.2f} ms', f'{1e3*own/n:.2f} ms', ''
+    wall, own, _ = timed(lambda: run(config, 'cpu'))
+    yield 'the same in `run`, with tests after each epoch, pruning and measures', f'{1e3*wall/n:.2f} ms', f'{1e3*own/n:.2f} ms', ''
+
+def bench_command(folder, seeds):
+    "The first command of the README in processes of its own: its runs one by one, and together where it pays."
+    import subprocess, sys
+    code = ('import sys; from phew_nb.config import grid; from phew_nb.cli import usual_methods; from phew_nb.sweep import sweep\n'
+            'sweep(grid(seed=range(int(sys.argv[1])), method=list(usual_methods), density=[.02, .05, .1]), sys.argv[2], "cpu",'
+            ' progress=False, together=None if sys.argv[3] == "together" else False)')
+    for how in 'one by one', 'together':
+        wall, _, done = timed(lambda: subprocess.run([sys.executable, '-W', 'ignore', '-c', code, str(seeds), f'{folder}/{how}', how]))
+        yield f'the runs of `phew_compare`, {seeds} seeds, {how}', f'{wall:.0f} s', '', 'less than half' if how == 'together' else ''
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--runs', type=int, default=10_000, help='records to write and read')
     parser.add_argument('--together', action='store_true', help='also train perceptrons together and one by one')
+    parser.add_argument('--step', action='store_true', help='also a step of training, in `run` and in a plain loop')
+    parser.add_argument('--command', action='store_true', help="also the README's first command, together and one by one")
+    parser.add_argument('--seeds', type=int, default=3, help='of --command')
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     rows = [bench_store(folder, args.runs)]
     if args.together: rows += [bench_together(units, n) for units,n in ((100, 30), (200, 10), (300, 10), (500, 10))]
+    if args.step: rows.append(bench_step(20))
+    if args.command: rows.append(bench_command(folder/'command', args.seeds))
     print('| what | wall | processor | to reach |\n|---|---|---|---|')
     try:
         for part in rows:

@@ -140,7 +140,8 @@ def _what(group='what is compared'):
     data = 'a data set; a folder of images; or your own: my_file.py:make (default: digits)'
     return [of_config('data', 'NAME', word, group, data), of_config('model', 'NAME', word, group, network),
             option('methods', 'NAMES', several(word), usual_methods,
-                   f"methods, with commas, or all (default: {', '.join(usual_methods)})", group, ('method',)),
+                   'methods, with commas, or all; or your own: my_file.py:f (default: '
+                   f"{', '.join(usual_methods)})", group, ('method',)),
             option('densities', 'NUMBERS', several(number), (.02, .05, .1),
                    'fractions of the weights kept, each in (0, 1] (default: 0.02,0.05,0.1)', group, ('density',)),
             option('seeds', 'N', seeds, (0, 1, 2), 'how many seeds; or a list with commas (default: 3)', group,
@@ -323,7 +324,7 @@ def _compared(configs, out, args, **how):
     shown = show_results(records, out, args) if records else True
     if failure: told('stopped', why(failure))
     failed = 0 if how.get('shard') else len(configs) - len(records)
-    if failed: print(f"{failed} of {_runs(len(configs))} failed: see {out/'failed'}", file=sys.stderr)
+    if failed and not failure: print(f"{failed} of {_runs(len(configs))} failed: see {out/'failed'}", file=sys.stderr)
     return int(failed > 0 or not shown or failure is not None)
 
 # %% ../nbs/67_cli.ipynb #0cd9d196
@@ -527,6 +528,12 @@ go on from their last checkpoint. At the end comes a table, as in phew_compare.
 """
 
 _sweep_more = """
+a file:
+  model = "mlp"
+  method = ["dense", "phew", "my_file.py:f"]
+  density = [0.05, 0.1]
+  seeds = 3
+
 examples:
   phew_sweep grid.toml --dry-run
       which runs are missing, and about how long they take
@@ -626,7 +633,10 @@ def main(argv=None, # words; None: those of the command line
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] == ['--version']: say(f'phew_nb {__version__}'); return 0
     if not words or words[0] in ('--help', '-h'):
-        say('usage: python -m phew_nb COMMAND [options]', '', *(f'  {k:<10} {f.__doc__}' for k,f in commands.items()))
+        say('usage: python -m phew_nb COMMAND [options]', '',
+            *(f"  {k:<10} {f.__doc__.replace(': the console command', '')}" for k,f in commands.items()), '',
+            'python -m phew_nb COMMAND --help says more; installed, the commands are called',
+            f"{', '.join(f'phew_{k}' for k in commands)}.")
         return 0 if words else 2
     found = commands.get(words[0].removeprefix('phew_'))
     if found: return found(words[1:])

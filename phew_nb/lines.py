@@ -36,7 +36,7 @@ _too_large = r'not enough memory|t allocate|out of memory|[Oo]verflow|too large|
 def why(error:BaseException # that was raised
        ) -> str:
     "The sentence of an error."
-    text = ' '.join(str(error).split()) or type(error).__name__
+    text = re.sub(r'^\[Errno \d+\] ', '', ' '.join(str(error).split())) or type(error).__name__
     memory = isinstance(error, (MemoryError, OverflowError)) or re.search(_too_large, text)
     return f'a network or an input of this size does not fit into memory ({text[:150]})' if memory else text
 
@@ -303,6 +303,10 @@ def _app(page, rows):
     return app
 
 # %% ../nbs/06_lines.ipynb #9f344806
+def _tidy(text):
+    "A page without blanks at the ends of its lines, and with one empty line where there are more."
+    return re.sub(r'\n{3,}', '\n\n', '\n'.join(line.rstrip() for line in text.splitlines())).strip()
+
 def read_line(page:Page, # of the command
               words:list[str], # of the line
              ) -> tuple|None: # (words without a name, options); None: it was answered, by --help for instance
@@ -319,7 +323,7 @@ def read_line(page:Page, # of the command
     console = Console(file=text, width=79, highlight=False, markup=False, color_system=None)
     try: found = app(_last_ones(words, rows), exit_on_error=False, print_error=False, console=console)
     except CycloptsError as e: raise ValueError(_sentence(e, [n for row in rows for n in row['names']])) from None
-    if found is None: return say(text.getvalue().rstrip())
+    if found is None: return say(_tidy(text.getvalue()))
     missing = [row['names'][0] for row in rows if getattr(found[1], row['name']) is ...]
     if missing: raise ValueError(f"it needs {', '.join(missing)}")
     return found
