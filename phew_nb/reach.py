@@ -124,6 +124,7 @@ def _sampled_chances(walker, most=4096):
         out[key] = where, n, k, log_miss.masked_fill(_barred(w, where, k).to(walker.device), 0.)
     return torch.cat([m for *_, m in out.values()]), torch.cat([torch.full_like(m, n) for _, n, _, m in out.values()])
 
+# %% ../nbs/32_reach.ipynb #0a028d06
 def _block_chances(walker):
     "The same for all blocks."
     zeros = lambda size: torch.zeros(size, dtype=torch.float64, device=walker.device)

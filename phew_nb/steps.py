@@ -357,11 +357,16 @@ class Walker:
         scores = None if scores is None else check_scores(graph, scores)
         if self.blocks: scores = self._block_means(scores or {})
         self._prepare(scores, skips)
-        ways, args = dict(both=(True, False), forward=(True,), backward=(False,)), (self.weights, self.live, self.power)
-        if law == 'paths': self.sides = [PathSide(graph, *args, skips)]
-        else: self.sides = [Side(graph, forward, *args, fork, skips) for forward in ways[direction]]
-        self.device = self.sides[0].device
+        self._make_sides(law, fork, skips, dict(both=(True, False), forward=(True,), backward=(False,))[direction])
         if block is not None: self._stride_starts(block)
+
+# %% ../nbs/31_steps.ipynb #32b1dd9b
+@patch
+def _make_sides(self: Walker, law, fork, skips, ways):
+    args = self.weights, self.live, self.power
+    if law == 'paths': self.sides = [PathSide(self.graph, *args, skips)]
+    else: self.sides = [Side(self.graph, forward, *args, fork, skips) for forward in ways]
+    self.device = self.sides[0].device
 
 # %% ../nbs/31_steps.ipynb #47bb9745
 @patch
@@ -650,6 +655,7 @@ class FirstWalks(Mapping):
         flat[place] = f(walks)
         return flat.as_strided(shape, stride).contiguous()
 
+# %% ../nbs/31_steps.ipynb #6ebdfdd6
 class HeldBy(Mapping):
     "Parameter name -> boolean tensor of its shape: what some walks hold, made when asked for."
     def __init__(self,
@@ -689,6 +695,7 @@ class FewVisits(FirstVisits):
         few = {name: (place[walks < n], walks[walks < n]) for name, (place, walks) in self.first.items()}
         return FirstWalks(few, {name: (p.shape, p.stride()) for name, p in self.graph.params.items()})
 
+# %% ../nbs/31_steps.ipynb #23d470f0
 def first_visits(walker: Walker,
                  target: int # number of weights that will be held
                 ) -> FirstVisits:

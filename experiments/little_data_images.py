@@ -1,0 +1,65 @@
+"""What a little data adds to PHEW, on images: `python experiments/little_data_images.py [--seeds 5] [--epochs 10]`.
+
+ResNet20 on 5,000 images of CIFAR-10 (500 of each class), density .05: PHEW, walks by |w g| and by |w| times the input, SNIP and SynFlow. Every method has
+the same learning rates to choose from, by its accuracy on 1,000 other training images; the 10,000 test images are looked at with that rate.
+Each run is a line of results/little_data_images.csv; lines that are there already are not computed again."""
+import argparse, csv, time, warnings
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+warnings.filterwarnings('ignore')
+from phew_nb.data import load_data, pruning_batches
+from phew_nb.graph import trace
+from phew_nb.models import resnet20
+from phew_nb.pruners import prune
+from phew_nb.training import Recipe, data_loaders, quiet, sparse_learner
+
+out = Path(__file__).resolve().parent.parent/'results'/'little_data_images.csv'
+methods, rates = ('phew', 'phew_snip', 'phew_act', 'snip', 'synflow'), (.03, .1, .3)
+
+def load(n_train=500, n_held=100):
+    "CIFAR-10 with a part of its training images, and others of them held out, as many of each class."
+    data = load_data('cifar10')
+    small = data.subset(n_train + n_held, seed=0)
+    places = [(small.train.label == c).nonzero()[:, 0] for c in range(len(data.classes))]
+    train, held = (small.train[torch.cat([p[part] for p in places])] for part in (slice(n_train), slice(n_train, None)))
+    return replace(small, train=train, test=held), data.test
+
+@torch.no_grad()
+def accuracy(model, data, part):
+    "The fraction right of a part of the data."
+    model.eval()
+    normal = lambda x: (x.float()/255 - data.mean.view(-1, 1, 1))/data.std.view(-1, 1, 1)
+    right = [(model(normal(part.x[i])).argmax(1) == part.label[i]).sum() for i in torch.arange(len(part.label)).split(500)]
+    return float(sum(right)/len(part.label))
+
+def run(data, test, method, lr, seed, epochs, width):
+    "One row."
+    began, model = time.time(), resnet20(10, width=width, seed=seed)
+    graph = trace(model, (3, 32, 32))
+    masks = prune(model, method, .05, graph, dl=pruning_batches(data, seed=seed), seed=seed)
+    learn = sparse_learner(data_loaders(data, 128, 'paper', seed=seed, device='cpu'), model, masks, Recipe(epochs, 128, lr=lr))
+    with quiet(learn): learn.fit_recipe()
+    return dict(method=method, lr=lr, seed=seed, epochs=epochs, width=width, images=len(data.train), kept=masks.kept,
+                held_out=round(accuracy(model, data, data.test), 4), test=round(accuracy(model, data, test), 4), seconds=round(time.time() - began))
+
+def main():
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in dict(seeds=5, epochs=10, width=1., images=500).items(): ask.add_argument(f'--{name}', type=type(value), default=value)
+    args = ask.parse_args()
+    (data, test), rows = load(args.images), list(csv.DictReader(out.open())) if out.exists() else []
+    done = {tuple(r[k] for k in ('method', 'lr', 'seed', 'epochs', 'width', 'images')) for r in rows}
+    for seed in range(args.seeds):
+        for method in methods:
+            for lr in rates:
+                if tuple(map(str, (method, lr, seed, args.epochs, args.width, len(data.train)))) in done: continue
+                row, new = run(data, test, method, lr, seed, args.epochs, args.width), not out.exists()
+                with out.open('a', newline='') as f:
+                    writer = csv.DictWriter(f, row, lineterminator='\n')
+                    if new: writer.writeheader()
+                    writer.writerow(row)
+                print(row, flush=True)
+
+if __name__ == '__main__': main()
