@@ -1,5 +1,5 @@
 "Sparse networks from random walks biased by weight magnitude: PHEW, what it is compared with, and what measures them."
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 import ast, inspect, sys
 from importlib.machinery import PathFinder, SourceFileLoader

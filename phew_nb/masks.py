@@ -344,5 +344,55 @@ def load(cls: Masks,
     if masks.hash() != meta.get('hash'): raise ValueError(f"'{path}' is damaged: its masks do not match its hash")
     return masks
 
+# %% ../nbs/20_masks.ipynb #a9236373
+_card = """---
+library_name: phew_nb
+tags: [pruning, sparsity, masks]
+---
+# Masks: {kept:,} of {total:,} weights kept
+
+| | |
+|---|---|
+{rows}
+
+Masks by parameter name, for a model with these parameters. To use them, with `pip install phew_nb`:
+
+```python
+from phew_nb.masks import Masks
+masks = Masks.from_pretrained('{name}')
+masks.keep(model, optimizer) # zero the other weights, now and after every step
+```
+"""
+
+@patch
+def save_pretrained(self: Masks,
+                    folder,      # to write, made if need be: its name stands in the card
+                    **about      # how they were made, for the card: method, seed, power, model, ...
+                   ) -> Path:    # the folder; raises OSError where it cannot be written
+    "Write a folder for the Hugging Face hub: masks.safetensors, and README.md with what is known of them."
+    (folder := Path(folder)).mkdir(parents=True, exist_ok=True)
+    facts = about | dict(density=f'{self.density:.6g}', tensors=len(self), fingerprint=self.hash(), version=__version__)
+    rows = '\n'.join(f'| {name} | {value} |' for name, value in facts.items())
+    self.save(folder/'masks.safetensors')
+    card = _card.format(kept=self.kept, total=self.total, rows=rows, name=folder.absolute().name)
+    write_bytes(folder/'README.md', card.encode())
+    return folder
+
+# %% ../nbs/20_masks.ipynb #c9af0543
+def _from_hub(name, revision):
+    "The path of a repository's masks, downloaded if need be."
+    try: from huggingface_hub import hf_hub_download
+    except ImportError: raise ImportError(
+        f"there is no folder '{name}', and the hub needs huggingface_hub: pip install huggingface_hub") from None
+    return hf_hub_download(repo_id=str(name), filename='masks.safetensors', revision=revision)
+
+@patch(cls_method=True)
+def from_pretrained(cls: Masks,
+                    name,               # a folder that `save_pretrained` wrote, or a repository on the hub: 'user/name'
+                    revision: str=None, # of the repository; None: its newest
+                   ) -> Masks:          # raises as `load` does, and ImportError where huggingface_hub is missing
+    "Masks from a folder, or from the Hugging Face hub."
+    return cls.load(Path(name)/'masks.safetensors' if Path(name).is_dir() else _from_hub(name, revision))
+
 # %% ../nbs/20_masks.ipynb #15bc16b4
 import_module('phew_nb.keeping')  # where `Masks` grows

@@ -332,3 +332,15 @@ def test_pruned_once_more(method):
 def test_import_is_light():
     code = "import sys, phew_nb.masks; print([m for m in ('fastai', 'pandas', 'torch._dynamo') if m in sys.modules])"
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip() == '[]'
+
+def test_masks_of_the_hub(tmp_path, monkeypatch):
+    huggingface_hub = pytest.importorskip('huggingface_hub')
+    masks = Masks({'a.weight': torch.rand(5, 7) > .5})
+    folder, asked = masks.save_pretrained(tmp_path/'made', method='phew', seed=3), []
+    assert Masks.from_pretrained(folder) == masks and '| method | phew |' in (folder/'README.md').read_text()
+    def download(**kwargs): asked.append(kwargs); return str(folder/kwargs['filename'])
+    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
+    assert Masks.from_pretrained('someone/masks', revision='v1') == masks
+    assert asked == [dict(repo_id='someone/masks', filename='masks.safetensors', revision='v1')]
+    monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
+    with pytest.raises(ImportError, match='needs huggingface_hub'): Masks.from_pretrained('someone/masks')

@@ -25,7 +25,7 @@ def output_block(out, cell, pictures):
     if 'image/png' not in data: return fenced(''.join(data.get('text/plain', '')))
     name = images/f'{cell.id}-{len(pictures)}.png'
     pictures[name] = b64decode(''.join(data['image/png']))
-    return f'![]({name.as_posix()})'
+    return f'![{directives(cell).get("fig-alt", "")}]({name.as_posix()})'
 
 def cell_blocks(cell, pictures):
     "The Markdown blocks of a cell: its text, or its code and outputs, less what its directives hide."

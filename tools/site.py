@@ -82,6 +82,12 @@ def alt_texts(cells):
         for out in cell['outputs']:
             if 'image/png' in out.get('data', {}): yield cell['alt'] or f'Figure: {heading}'
 
+def colab(path):
+    "The address where a notebook opens in Colab."
+    cfg = get_config(path=root)
+    place = path.relative_to(root).as_posix()
+    return cfg.git_url.replace('https://github.com', 'https://colab.research.google.com/github') + f'/blob/{cfg.branch}/{place}'
+
 def body_of(path):
     "The HTML of a notebook's cells."
     nb = nbformat.read(path, 4)
@@ -112,7 +118,7 @@ def page(path, titles):
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}{"" if title == name else f" - {name}"}</title><link rel="stylesheet" href="{up}site.css"></head>
 <body><input type="checkbox" id="menu" hidden><label for="menu" class="menu">pages</label>
-<nav aria-label="pages">{sidebar(path, titles)}</nav><main>{body_of(path)}</main></body></html>
+<nav aria-label="pages">{sidebar(path, titles)}</nav><main><p class="colab"><a href="{colab(path)}">Open in Colab</a></p>{body_of(path)}</main></body></html>
 '''
 
 def build(out):
