@@ -38,7 +38,7 @@ texts = {
     'FNet': ('FNetForSequenceClassification', {}), 'MPNet': ('MPNetForSequenceClassification', {}), 'RoFormer': ('RoFormerForSequenceClassification', {}),
     'XLNet': ('XLNetForSequenceClassification', dict(d_model=32, n_layer=2, n_head=4, d_inner=48, max_position_embeddings=None)), 'MegatronBert': ('MegatronBertForSequenceClassification', {}),
     'CamembertConfig': ('CamembertForSequenceClassification', {}), 'ErnieConfig': ('ErnieForSequenceClassification', {}),
-    'ModernBert': ('ModernBertForSequenceClassification', {}), 'Funnel': ('FunnelForSequenceClassification', dict(d_model=32, block_sizes=[1, 1], n_head=4, d_head=8, d_inner=48)),
+    'ModernBert': ('ModernBertForSequenceClassification', {}), 'Funnel': ('FunnelForSequenceClassification', dict(num_hidden_layers=None, d_model=32, block_sizes=[1, 1], n_head=4, d_head=8, d_inner=48)),
     'GPT2': ('GPT2LMHeadModel', dict(n_embd=32, n_layer=2, n_head=4, n_positions=64)), 'GPTNeo': ('GPTNeoForCausalLM', dict(num_layers=2, num_heads=4, attention_types=[[['global', 'local'], 1]])),
     'GPTNeoX': ('GPTNeoXForCausalLM', {}), 'GPTJ': ('GPTJForCausalLM', dict(n_embd=32, n_layer=2, n_head=4, rotary_dim=4)), 'OPT': ('OPTForCausalLM', dict(ffn_dim=48, word_embed_proj_dim=32)),
     'Bloom': ('BloomForCausalLM', dict(n_layer=2, n_head=4)), 'Llama': ('LlamaForCausalLM', {}), 'Mistral': ('MistralForCausalLM', dict(sliding_window=None)),
@@ -47,8 +47,8 @@ texts = {
     'Cohere': ('CohereForCausalLM', {}), 'Starcoder2': ('Starcoder2ForCausalLM', {}), 'Mixtral': ('MixtralForCausalLM', dict(num_local_experts=4, num_experts_per_tok=2)),
     'Qwen2Moe': ('Qwen2MoeForCausalLM', dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16)),
     'Olmoe': ('OlmoeForCausalLM', dict(num_experts=4, num_experts_per_tok=2)), 'Mamba': ('MambaForCausalLM', dict(state_size=4, num_hidden_layers=2)),
-    'Rwkv': ('RwkvForCausalLM', dict(attention_hidden_size=32)), 'Xglm': ('XGLMForCausalLM', dict(d_model=32, num_layers=2, attention_heads=4, ffn_dim=48)),
-    'Biogpt': ('BioGptForCausalLM', {}), 'CTRL': ('CTRLLMHeadModel', dict(n_embd=32, n_layer=2, n_head=4, dff=48)), 'OpenAIGPT': ('OpenAIGPTLMHeadModel', dict(n_embd=32, n_layer=2, n_head=4)),
+    'Rwkv': ('RwkvForCausalLM', dict(attention_hidden_size=32)), 'XGLM': ('XGLMForCausalLM', dict(d_model=32, num_layers=2, attention_heads=4, ffn_dim=48)),
+    'BioGpt': ('BioGptForCausalLM', {}), 'CTRL': ('CTRLLMHeadModel', dict(n_embd=32, n_layer=2, n_head=4, dff=48)), 'OpenAIGPT': ('OpenAIGPTLMHeadModel', dict(n_embd=32, n_layer=2, n_head=4)),
 }
 images = {
     'ViT': 'ViTForImageClassification', 'DeiT': 'DeiTForImageClassification', 'Beit': 'BeitForImageClassification', 'Dinov2': 'Dinov2ForImageClassification',
@@ -120,7 +120,7 @@ def diffusion():
 def segmentation():
     import segmentation_models_pytorch as smp
     for name in 'Unet UnetPlusPlus MAnet Linknet FPN PSPNet DeepLabV3 DeepLabV3Plus PAN UPerNet Segformer'.split():
-        if hasattr(smp, name): yield f'smp {name}', (lambda n=name: getattr(smp, n)('resnet18', encoder_weights=None, classes=2)), (lambda: (noise(3, 64, 64),))
+        if hasattr(smp, name): yield f'smp {name}', (lambda n=name: getattr(smp, n)('resnet18', encoder_weights=None, classes=2)), (lambda s=128 if name == 'PAN' else 64: (noise(3, s, s),))
 
 def graphs():
     import torch, torch_geometric.nn as g
