@@ -77,7 +77,7 @@ def test_a_comparison(tmp_path):
     run = shell(*words, '--densities', '0.1 0.3', '--seeds', 2, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     lines, out = run.stdout.splitlines(), tmp_path/'phew_results'
-    rows = ['dense 1.0', 'phew 0.1', 'phew 0.3', 'random 0.1', 'random 0.3']
+    rows = ['dense 1.0', 'phew 0.3', 'random 0.3', 'phew 0.1', 'random 0.1'] # by density, then by method
     assert [line.split()[:2] for line in lines[1:]] == [row.split() for row in rows]
     assert {'accuracy.png', 'widths.png'} < set(os.listdir(out)) and len(read_records(out)) == 10
     assert all((out/p).read_bytes()[:4] == b'\x89PNG' for p in ('accuracy.png', 'widths.png'))
