@@ -98,6 +98,7 @@ def body_of(path):
     exporter.register_filter('markdown2html', lambda source: MarkdownWithMath(renderer=Renderer(path, ids)).render(source))
     exporter.register_filter('clean_html', lambda text: text) # the notebooks are our own
     body = exporter.from_notebook_node(nbformat.from_dict(dict(nb, cells=cells)))[0]
+    body = re.sub(r'<div class="highlight[^>]*><pre><span></span>\s*</pre></div>', '', body) # of cells that show outputs alone
     return re.sub(re.escape(no_alt), lambda m: f'alt="{html.escape(next(alts))}"', body)
 
 def sidebar(path, titles):
