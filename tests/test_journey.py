@@ -99,3 +99,6 @@ def test_journey(tmp_path, monkeypatch):
     from phew_nb.plots import results_table
     table = results_table('results')
     assert len(table) == 24 and set(table['seeds']) == {3}
+    assert table.to_latex().count('\\\\\n') == 1 + len(table)
+    from phew_nb.reports import write_report
+    assert write_report('results').read_text().count('<h2>') == 1
