@@ -696,9 +696,9 @@ class FewVisits(FirstVisits):
         return FirstWalks(few, {name: (p.shape, p.stride()) for name, p in self.graph.params.items()})
 
 # %% ../nbs/31_steps.ipynb #23d470f0
-def first_visits(walker: Walker,
-                 target: int # number of weights that will be held
-                ) -> FirstVisits:
+def first_visits(walker:Walker, # whose walks will be counted
+                 target:int # number of weights that will be held
+                ) -> FirstVisits: # empty
     "First visits, stored as takes less memory."
     total = walker.graph.total
     return FewVisits(walker) if total >= 2**26 and 16*target <= total else FirstVisits(walker)

@@ -61,7 +61,7 @@ def test_sdist_can_build_itself(dist):
     assert {'setup.py', 'settings.ini', 'pyproject.toml', 'LICENSE', 'CHANGELOG.md', 'CITATION.cff', 'phew_nb/models.py'} <= names
 
 def test_console_scripts(wheel):
-    scripts = dict(re.findall(r'^(\w+) = (\S+)$', info(wheel, 'entry_points.txt'), re.M))
+    scripts = dict(re.findall(r'^(phew_\w+) = (\S+:phew_\w+)$', info(wheel, 'entry_points.txt'), re.M))
     assert scripts == {f'phew_{c}': f'phew_nb.__main__:phew_{c}' for c in ('compare', 'sweep', 'prune', 'report')}
 
 def test_metadata(wheel):
