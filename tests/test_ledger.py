@@ -51,7 +51,7 @@ def test_a_grid_is_made_of_configs(path):
     "Every run of a grid is a `Config`, none stands there twice, and the file begins with its command."
     made, combine = [], config.grid
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(sweep, 'grid', lambda **values: made.extend(found := combine(**values)) or found)
+        m.setattr(config, 'grid', lambda **values: made.extend(found := combine(**values)) or found)
         assert len(sweep.read_grid(path)) == len(made) > 0
     assert re.search(rf'^# +phew_sweep experiments/{path.name} --out results/{path.stem}( |$)', path.read_text(), re.M)
 
