@@ -139,8 +139,10 @@ def first_few(items, # texts
 # %% ../nbs/23_flow.ipynb #e323942e
 def check_masks(graph: PathGraph, # see `trace`
                 masks,            # mapping from parameter name to boolean tensor, or None
-               ): # raises ValueError where a name or a shape is not the graph's
+               ): # raises ValueError where a name or a shape is not the graph's, TypeError for what is no graph
     "Check that masks are about the parameters of a graph."
+    if not isinstance(graph, PathGraph): raise TypeError(
+        f'a PathGraph is needed here, as `trace(model, input_size)` gives it, not {type(graph).__name__}')
     shapes = {layer.name: layer.param.shape for layer in graph.layers}
     for name, mask in (masks or {}).items():
         if name not in shapes and name not in graph.left_out: raise ValueError(

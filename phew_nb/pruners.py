@@ -106,5 +106,7 @@ def prune(model,              # a network; for methods that need not run it a `P
     given = dict(input_size=input_size, dl=dl, loss=loss, seed=seed, kept=kept)
     unknown = [name for name in kwargs if name not in takes]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
-        raise TypeError(f"the method '{method}' has no argument '{unknown[0]}'; its arguments are {', '.join(takes)}")
+        raise TypeError(
+            f"the method '{method}' has no argument '{unknown[0]}'; its arguments are {', '.join(takes)}"
+            + '; `density` is the part that is kept, 1 - sparsity'*('spars' in unknown[0]))
     return f(model, density, **{name: value for name, value in given.items() if name in takes}, **kwargs)
