@@ -135,11 +135,10 @@ def _rewiring(rewire):
 # %% ../nbs/60_config.ipynb #f32b3811
 def _check_options(method, options):
     "Raise ValueError where a method has no such arguments."
-    f, walks = known('method', False).get(method) or known('method')[method], import_module('phew_nb.walks')
+    f = known('method', False).get(method) or known('method')[method]
     while isinstance(f, partial): f = f.func
     takes = dict(inspect.signature(f).parameters)
-    if f is walks.phew: takes = takes | dict(inspect.signature(walks.walk_order).parameters)
-    elif any(p.kind is p.VAR_KEYWORD for p in takes.values()): return
+    if any(p.kind is p.VAR_KEYWORD for p in takes.values()): return
     for name in options: import_module('phew_nb.models').look_up(takes, name, f'argument of {method}')
 
 def _check_recipe(config):

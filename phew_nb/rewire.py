@@ -14,17 +14,12 @@ from .masks import Masks, owner, unwrapped
 from .flow import check_masks
 from .draws import own_stream
 
-# %% ../nbs/43_rewire.ipynb #7f7a7b70
-def _stream(seed, salt):
-    "A generator that shares no random bits with others made from the same seed; a given generator as it is."
-    return seed if isinstance(seed, torch.Generator) else own_stream(seed, salt)
-
 # %% ../nbs/43_rewire.ipynb #2d75e1f2
 def shuffle(masks,  # parameter name -> boolean tensor
             seed=0, # a number or a `torch.Generator`: fixes everything
            ) -> Masks: # the same number of weights in each layer
     "Move the kept weights of each layer to random places of the layer."
-    gen = _stream(seed, 1)
+    gen = own_stream(seed, 1)
     def moved(mask): return mask.flatten()[torch.randperm(mask.numel(), generator=gen).to(mask.device)].view(mask.shape)
     return Masks({name: moved(mask) for name, mask in masks.items()})
 
@@ -100,7 +95,7 @@ def widen(model,           # a network, or its `PathGraph`
     masks = Masks.of(model) if masks is None and not isinstance(model, PathGraph) else masks
     if masks is None: raise ValueError("there are no masks to widen: give masks, or a model that remembers some")
     check_masks(graph, masks)
-    gen = _stream(seed, 2)
+    gen = own_stream(seed, 2)
     chosen, layers = _chosen(graph, masks, x, gen), {layer.name: layer for layer in graph.layers[::-1]}
     return Masks({name: _spread(layers.get(name), mask.cpu(), chosen, gen) for name, mask in masks.items()})
 
@@ -142,7 +137,7 @@ def reinit(model: nn.Module, # changed in place: the weights that have masks
            seed=0,           # a number or a `torch.Generator`: fixes everything
           ) -> nn.Module: # the model, with the masks applied; raises ValueError on masks of another model
     "Draw the kept weights of a sparse network anew."
-    deviation, gen = look_up(reinits, how, 're-initialisation'), _stream(seed, 3)
+    deviation, gen = look_up(reinits, how, 're-initialisation'), own_stream(seed, 3)
     masks = Masks.of(model) if masks is None else masks if isinstance(masks, Masks) else Masks(masks)
     if masks is None: raise ValueError("there are no masks to draw weights for: give some, or a model that has some")
     masks.check(model)
