@@ -62,6 +62,14 @@ def test_outputs_are_stored_and_hold_no_errors(path):
     assert outputs, f'{path.name} was never run'
     assert not [o for o in outputs if o['output_type'] == 'error']
 
+@pytest.mark.parametrize('path', notebooks, ids=ids)
+def test_draws_of_a_notebook_are_seeded(path):
+    "What a notebook draws is the same, whichever notebooks its process ran before."
+    sources = [s for s in code_cells(path) if not s.startswith('#| export')]
+    first = next((i for i,s in enumerate(sources) if 'manual_seed(0)' in s), len(sources))
+    draws = re.compile(r'\bnn\.[A-Z]|\btorch\.rand|\.(normal|uniform)_\(')
+    assert not (early := [s for s in sources[:first] if draws.search(s)]), f'{path.name}: not seeded\n{early[0][:200]}'
+
 def test_no_paths_of_a_machine():
     machine = re.compile(r'(^|[^A-Za-z0-9_.])/(work|tmp|root|home|Users)/[A-Za-z0-9_.-]')
     texts = {p: p.read_text(encoding='utf-8') for d in ('phew_nb', 'tools', 'tests', '.github') for p in (root/d).rglob('*.[py]*ml')}
