@@ -294,7 +294,7 @@ def prepared(config:Config, # what a run is made of
              device:str|torch.device='cpu', # where it runs
             ) -> tuple: # (data, network to be trained, masks, what a record says of them)
     "All of a run that comes before its training."
-    start, data = time.time(), config_data(config)
+    start, data = time.monotonic(), config_data(config)
     kept, graph, before = untrained(config, data, device)
     model, masks, size = copy.deepcopy(kept), _ordered_masks(config, graph), config_size(config, data.input_size)
     if masks is None: masks = config_masks(config, model, size, data)
@@ -303,7 +303,7 @@ def prepared(config:Config, # what a run is made of
     sizes = dict(fingerprint=data.fingerprint, n_train=len(data.train), n_test=len(data.test), kept=masks.kept,
                  total=graph.total, lost=sum(masks.report(graph).lost.values()), masks=masks.hash()[:12],
                  empty=sum(not m.any() for m in masks.values()))
-    found = sizes | both_measures(before, measures(graph, masks)) | dict(seconds_pruning=time.time() - start)
+    found = sizes | both_measures(before, measures(graph, masks)) | dict(seconds_pruning=time.monotonic() - start)
     return data, model, masks, found
 
 # %% ../nbs/61_experiments.ipynb #e5f46c72
@@ -340,9 +340,9 @@ def run(config:Config, # what the run is made of
         on_masks:Callable|None=None, # called with the masks, before the training
        ) -> dict: # the record: plain values, as JSON has them
     "Prune, measure and train a network."
-    start, device = time.time(), device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    start, device = time.monotonic(), device or ('cuda' if torch.cuda.is_available() else 'cpu')
     with own_chance(config) as told:
         data, model, masks, found = prepared(config, device)
         if on_masks: on_masks(masks)
         outcome = found | train(config, model, masks, data, checkpoint, seconds, cbs)
-    return record_of(config, outcome, told, time.time() - start, device)
+    return record_of(config, outcome, told, time.monotonic() - start, device)

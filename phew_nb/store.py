@@ -7,7 +7,7 @@ __all__ = ['records_file', 'as_text', 'as_record', 'is_remote', 'read_records', 
            'checkpoint_path', 'write_failure', 'read_failure', 'read_failures', 'append_line', 'is_recorded', 'claim']
 
 # %% ../nbs/62_store.ipynb #09cfd555
-import json, math, os, warnings
+import errno, inspect, json, math, os, warnings
 from contextlib import contextmanager
 from pathlib import Path
 from .files import write_bytes
@@ -217,18 +217,34 @@ def is_recorded(folder:str|Path, # of results, or its address
     fs, root = _remote(folder)
     return fs.exists(f'{root}/records/{run}.json')
 
+# %% ../nbs/62_store.ipynb #ef907a64
+_no_locks = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP
+
+def _lock(path):
+    "The lock of a file, taken; None: somebody else has it; False: this file system has no locks."
+    from filelock import FileLock, Timeout
+    newer = 'fallback_to_soft' in inspect.signature(FileLock.__init__).parameters
+    lock = FileLock(path, timeout=0, **dict(fallback_to_soft=False) if newer else {}) # a soft one outlives its process
+    try: lock.acquire()
+    except Timeout: return None
+    except (OSError, NotImplementedError) as e:
+        if isinstance(e, OSError) and e.errno not in _no_locks: raise
+        warnings.warn(f"the file system of '{path.parent.parent}' has no locks: let one process work there, or give each "
+                      'its part of the runs, by `shard`')
+        return False
+    return lock
+
+# %% ../nbs/62_store.ipynb #5ef266f5
 @contextmanager
 def claim(folder:str|Path, # of results, or its address
           run:str, # name of a run
          ): # gives True: the run is to be done here; False: it is done; None: somebody else works on it
     "Claim a run for the body of a `with`."
-    from filelock import FileLock, Timeout
     if is_remote(folder): yield not is_recorded(folder, run); return
     path = Path(folder)/'claims'/f'{run}.lock'
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, timeout=0)
-    try: lock.acquire()
-    except Timeout: yield None; return
+    lock = _lock(path)
+    if not lock: yield None if lock is None else not is_recorded(folder, run); return
     try: yield not is_recorded(folder, run)
     finally:
         if is_recorded(folder, run): path.unlink(missing_ok=True)

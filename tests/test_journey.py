@@ -8,6 +8,7 @@ from PIL import Image
 from phew_nb.config import run_name
 from phew_nb.store import read_records
 from phew_nb.sweep import plan, read_grid, sweep
+import tex
 
 network = '''
 import torch
@@ -99,6 +100,7 @@ def test_journey(tmp_path, monkeypatch):
     from phew_nb.plots import results_table
     table = results_table('results')
     assert len(table) == 24 and set(table['seeds']) == {3}
+    tex.check(table.to_latex(caption='Shapes', label='t:shapes'), tmp_path)
     assert table.to_latex().count('\\\\\n') == 1 + len(table)
     from phew_nb.reports import write_report
     assert write_report('results').read_text().count('<h2>') == 1

@@ -1,10 +1,12 @@
 "Figures and tables, from records as users have them."
-import itertools, math, re, shutil, subprocess, sys
+import itertools, math, re, subprocess, sys
+from pathlib import Path
 
 import numpy as np, pandas as pd, pytest
 
 from phew_nb.looks import look, palette
 from phew_nb.plots import (as_table, plot_accuracy, plot_curves, plot_trace, plot_widths, results_table, save_figure, tasks)
+import tex
 
 def own(methods=('dense', 'phew', 'mine'), densities=(.05, .1), seeds=(0, 1), **more):
     "Records with the four columns that a record needs."
@@ -70,17 +72,17 @@ def test_latex_has_a_row_a_line_and_no_bare_sign():
     assert len(body) == 2*len(hostile) and all(re.fullmatch(r'.*\\\\', row) for row in body)
     for row in body: assert len(re.findall(r'(?<!\\)&', row)) == 3 and not re.search(r'(?<!\\)[%#]', row), row
 
-def has_booktabs():
-    "Whether LaTeX is here, with the package that the tables need."
-    found = shutil.which('pdflatex') and shutil.which('kpsewhich') and subprocess.run(['kpsewhich', 'booktabs.sty'], capture_output=True)
-    return bool(found and found.stdout.strip())
+def test_latex_compiles(tmp_path): tex.check(tex_of(hostile), tmp_path)
 
-@pytest.mark.skipif(not has_booktabs(), reason='no LaTeX, or not its booktabs')
-def test_latex_compiles(tmp_path):
-    page = r'\documentclass{article}\usepackage{booktabs}\begin{document}' + '\n' + tex_of(hostile) + '\n' + r'\end{document}'
-    (tmp_path/'t.tex').write_text(page, encoding='utf-8')
-    run = subprocess.run(['pdflatex', '-interaction=nonstopmode', '-halt-on-error', 't.tex'], cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-1500:]
+def test_the_table_of_the_first_command_compiles(tmp_path):
+    tex.check(results_table(Path(__file__).parent.parent/'results'/'digits').to_latex(), tmp_path)
+
+row = r'\begin{tabular}{lr} a & b \\ c & 1\% \\ \end{tabular}'
+@pytest.mark.parametrize('old, new, words', [('c & 1', 'c & 1 & 2', '2 columns'), ('c & 1', 'c & $1', 'dollar'), (r'\%', '%', 'bare %'),
+                                             (r'\end{tabular}', r'\end{table}', 'environments'), ('c & 1', 'c & {1', 'braces'), ('', '', '')])
+def test_what_is_wrong_with_a_table_is_seen_without_latex(old, new, words):
+    found = ' '.join(tex.faults(row.replace(old, new) if old else row))
+    assert words in found if words else not found
 
 def test_files_are_what_their_ending_says(tmp_path):
     fig = plot_accuracy(own())

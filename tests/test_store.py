@@ -1,5 +1,5 @@
 "Records on disk: whole or not there, claimed by one, and read in spite of what else lies about."
-import json, math, os, subprocess, sys, warnings
+import errno, json, math, os, subprocess, sys, warnings
 from pathlib import Path
 
 import pandas as pd, pytest
@@ -111,6 +111,38 @@ def test_a_lock_is_lost_with_its_process(tmp_path):
     write_record(tmp_path, record('a'))
     with claim(tmp_path, 'a') as mine: assert mine is False
     assert [p.name for p in (tmp_path/'claims').iterdir()] == ['b.lock']
+
+other_clock = """
+import sys, time
+real, hours = time.time, float(sys.argv[2])
+time.time, time.time_ns = lambda: real() + 3600*hours, lambda: int(1e9*(real() + 3600*hours))
+""" + hold
+
+@pytest.mark.parametrize('hours', [-5000, 5000])
+def test_claims_ask_no_clock(tmp_path, hours):
+    "The holder's clock is far off, and so is the time of its file: while it lives the run is its own, and no longer."
+    process = subprocess.Popen([sys.executable, '-c', other_clock, str(tmp_path), str(hours)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline().strip() == 'True'
+    for jump in 0, hours, -hours:
+        at = max(0, os.stat(tmp_path).st_mtime + 3600*jump)
+        os.utime(tmp_path/'claims'/'a.lock', (at, at))
+        with claim(tmp_path, 'a') as mine: assert mine is None
+    process.kill(); process.wait()
+    with claim(tmp_path, 'a') as mine: assert mine is True
+
+@pytest.mark.skipif(os.name != 'posix', reason='locks of POSIX')
+@pytest.mark.parametrize('code, words', [(errno.ENOSYS, 'has no locks'), (errno.ENOLCK, 'has no locks'), (errno.EIO, None)])
+def test_a_file_system_without_locks(tmp_path, monkeypatch, code, words):
+    "Is said, and what is recorded is not done again; another fault is one."
+    import fcntl
+    def fail(*args): raise OSError(code, os.strerror(code))
+    monkeypatch.setattr(fcntl, 'flock', fail)
+    write_record(tmp_path, record('b'))
+    for run in 'a', 'b':
+        if words is None:
+            with pytest.raises(OSError, match='Input/output'), claim(tmp_path, run): pass
+        else:
+            with pytest.warns(UserWarning, match=words), claim(tmp_path, run) as mine: assert mine is (run == 'a')
 
 def test_the_store_loads_no_torch():
     code = 'import sys, phew_nb.store; print([m for m in ("torch", "fastai", "numpy") if m in sys.modules])'

@@ -109,6 +109,7 @@ def test_a_clock_that_jumps(tmp_path, monkeypatch):
     monkeypatch.setattr(time, 'time', lambda: 1e6)
     records = sweep(grid(seed=[0, 1, 2], method='random', **small), tmp_path, **alone)
     assert records[:2] == first and [r['seed'] for r in records] == [0, 1, 2]
+    assert records[2]['seconds'] > records[2]['seconds_pruning'] > 0 # they are told by another clock
 
 def test_tensorboard(tmp_path):
     pytest.importorskip('tensorboard')
