@@ -12,7 +12,7 @@ __all__ = ['known', 'usual_methods', 'usual_sizes', 'commands', 'name_list', 'of
 # %% ../nbs/67_cli.ipynb #eaa81c20
 import json, os, sys
 from collections import Counter
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from pathlib import Path
 from . import __version__
@@ -26,7 +26,10 @@ _all_ = ['check_file', 'check_folder', # they live in files and in lines
          'say', 'seeds', 'several', 'signals', 'whole', 'word', 'wrapped']
 
 # %% ../nbs/67_cli.ipynb #02d7c2b8
-known = dict(method=dict(dense='no pruning: the network as it is'))
+known = dict(method=dict(
+    dense='no pruning: the network as it is',
+    gmp='the smallest go step by step (trains the network)',
+    lottery='the smallest after training go (trains the network)'))
 known['data'] = dict(
     digits='1,797 handwritten digits of 8x8: nothing to download',
     mnist='MNIST: 70,000 handwritten digits of 28x28',
@@ -41,10 +44,24 @@ known['model'] = dict(
     vgg19='VGG19 with batch normalisation, for images of 32x32',
     resnet18='ResNet18 as modified for Tiny-ImageNet')
 
+# %% ../nbs/67_cli.ipynb #be789088
+known['recipe'] = {} # these speak for themselves
+known['init'] = dict(
+    kaiming_normal='normal, of variance 2 / inputs of a unit',
+    kaiming_fan_out='normal, of variance 2 / outputs of a unit',
+    normal='normal, of variance 0.1', normal_std='normal, of deviation 0.1',
+    xavier_uniform='uniform, of variance 2 / (inputs + outputs)')
+known['reinit'] = dict(
+    dense='as in the dense network: by its inputs',
+    layer='wider by the density of the layer',
+    neuron='by the inputs that each unit keeps')
+
 # %% ../nbs/67_cli.ipynb #5a65cad6
 def _line_on(what, name, entry):
     "A line on what a name stands for: ours, what its row says, or the first of its own docstring."
     if name in known[what]: return known[what][name]
+    if what == 'recipe': return (f'{entry.epochs} epochs, batches of {entry.batch_size}, '
+                                   f'{entry.optimizer}, rate {entry.lr:g}')
     if what == 'method':
         from phew_nb.pruners import about
         found = about(name)
@@ -52,16 +69,32 @@ def _line_on(what, name, entry):
     own = (getattr(entry, '__doc__', None) or '').strip().splitlines() if callable(entry) else []
     return own[0] if own and own[0] != getattr(type(entry), '__doc__', None) else ''
 
-_titles = dict(method='methods', model='networks', data='data sets')
+# %% ../nbs/67_cli.ipynb #780d444b
+# from a kind of names to its title, and to what else may stand there
+_titles = dict(method=('methods', 'my_file.py:f'), data=('data sets', 'a folder of images, my_file.py:make'),
+               model=('networks', 'my_file.py:Net, package.module:make, timm:NAME, hf:NAME'),
+               recipe=("recipes: the paper's, for a network and its data, and one for all else", ''),
+               init=('initial weights', ''), reinit=('weights drawn anew for the masks (reinit)', ''))
 
-def name_list(what:str # 'data', 'model' or 'method'
+def _shortened(text, wide=53):
+    "A line that ends where it must, at the end of a word."
+    from textwrap import shorten
+    return shorten(text, wide, placeholder=' ...')
+
+def name_list(what:str # 'data', 'model', 'method' or 'recipe'
              ) -> str: # a line for each
     "The names of a kind, as `--list` shows them."
     rows = known_names(what).items()
-    return '\n'.join(f'  {name:<17} {_line_on(what, name, entry)[:58]}'.rstrip() for name,entry in rows)
+    return '\n'.join(f'  {name:<22} {_shortened(_line_on(what, name, entry))}'.rstrip() for name,entry in rows)
+
+def _names(kind):
+    "The names of a kind, under their title."
+    title, own = _titles[kind]
+    return f'{title}\n{name_list(kind)}' + f'\n  your own: {own}'*bool(own)
 
 def _listing():
-    with notes(): return '\n\n'.join(f'{title}:\n{name_list(kind)}' for kind,title in _titles.items()) + '\n'
+    "What --list prints."
+    with notes(): return '\n\n'.join(map(_names, _titles)) + '\n'
 
 # %% ../nbs/67_cli.ipynb #47036e01
 def of_config(name:str, # of a field of `Config`
@@ -72,25 +105,32 @@ def of_config(name:str, # of a field of `Config`
               also:tuple=(), # other names that are understood
              ) -> dict: # a row, for `read_line`
     "An option that is a field of `Config`: its default, and its line of help, come from there."
-    from fastcore.docments import docments
     default = {f.name: f for f in fields(Config)}[name].default
-    text = text or docments(Config)[name].replace('`', '').replace('None:', 'default:')
+    text = text or _said_of(name)
     return option(name, takes, read, default, text + _default_words(default, text), group, also)
+
+def _said_of(name):
+    "What `Config` says of a field, for a help page."
+    from fastcore.docments import docments
+    return docments(Config)[name].replace('`', '').replace('None:', 'default:')
 
 def _default_words(value, text=''):
     "What a help line says of the default."
-    if value is None or isinstance(value, bool) or 'default:' in text: return ''
+    if value is None or value is MISSING or isinstance(value, bool) or 'default:' in text: return ''
     if isinstance(value, tuple): value = ','.join(map(str, value))
     return f" (default: {f'{value:g}' if isinstance(value, float) else value})"
 
 # %% ../nbs/67_cli.ipynb #af53004c
 def _data_and_network(group='the network'):
     "Options that describe the network."
-    return [of_config('image_size', 'PIXELS', whole(1), group),
-            of_config('hidden', 'UNITS', several(whole(1)), group), of_config('bn', '', None, group),
-            of_config('width', 'FACTOR', number, group),
-            of_config('init', 'NAME', word, group, 'initial weights: kaiming_normal, kaiming_fan_out, normal, '
-                      'normal_std or xavier_uniform; auto: kaiming_normal, or those of a network of your own')]
+    size = ('a folder of images or data of your own: cut each image to a square of so many pixels; '
+            'default: as they are')
+    init = 'initial weights: a name of --list; auto: kaiming_normal, or those of a network of your own'
+    hidden = 'of an mlp: units of each hidden layer, with commas (default: 100,100)'
+    return [of_config('image_size', 'PIXELS', whole(1), group, size),
+            of_config('hidden', 'UNITS', several(whole(1)), group, hidden),
+            of_config('bn', '', None, group, 'of an mlp: with batch normalisation'),
+            of_config('width', 'FACTOR', number, group), of_config('init', 'NAME', word, group, init)]
 
 def _talk(dry='say what would be run, and run nothing'):
     "Options of every command."
@@ -133,25 +173,27 @@ examples:
 
 # %% ../nbs/67_cli.ipynb #f8d4582a
 usual_methods = 'dense', 'phew', 'synflow', 'synflow_l2', 'snip', 'grasp', 'erk', 'random', 'magnitude'
+_any_network = 'a network that --list names; or your own: my_file.py:Net, package.module:make, timm:NAME, hf:NAME'
 
 def _what(group='what is compared'):
     "Options that say what is compared."
-    network = "a network; or your own: my_file.py:Net, package.module:make (default: mlp)"
-    data = 'a data set; a folder of images; or your own: my_file.py:make (default: digits)'
-    return [of_config('data', 'NAME', word, group, data), of_config('model', 'NAME', word, group, network),
-            option('methods', 'NAMES', several(word), usual_methods,
-                   'methods, with commas, or all; or your own: my_file.py:f (default: '
-                   f"{', '.join(usual_methods)})", group, ('method',)),
-            option('densities', 'NUMBERS', several(number), (.02, .05, .1),
-                   'fractions of the weights kept, each in (0, 1] (default: 0.02,0.05,0.1)', group, ('density',)),
-            option('seeds', 'N', seeds, (0, 1, 2), 'how many seeds; or a list with commas (default: 3)', group,
-                   ('seed',))]
+    data = 'a data set that --list names; a folder of images; or your own: my_file.py:make (default: digits)'
+    methods = ('methods that --list names, with commas; all; your own: my_file.py:f (default: '
+               f"{', '.join(usual_methods)})")
+    densities = 'fractions of the weights kept, each in (0, 1], with commas (default: 0.02,0.05,0.1)'
+    count = 'how many: 3 means 0, 1 and 2; or which, with a comma: 7,8 or 7, (default: 3)'
+    return [of_config('data', 'NAME', word, group, data),
+            of_config('model', 'NAME', word, group, f'{_any_network} (default: mlp)'),
+            option('methods', 'NAMES', several(word), usual_methods, methods, group, ('method',)),
+            option('densities', 'NUMBERS', several(number), (.02, .05, .1), densities, group, ('density',)),
+            option('seeds', 'N', seeds, (0, 1, 2), count, group, ('seed',))]
 
 # %% ../nbs/67_cli.ipynb #6fb4b5b9
 def _training(group='training'):
     "Options that say how networks are trained."
     return [of_config('epochs', 'N', whole(1), group),
-            of_config('recipe', 'NAME', word, group, "how it is trained; auto: the paper's recipe, where it has one"),
+            of_config('recipe', 'NAME', word, group, "how it is trained: a name of --list; auto: the paper's for this "
+                      'network and data, where there is one'),
             option('lr', 'RATE', number, None, "learning rate at the start; default: the recipe's", group),
             option('batch_size', 'N', whole(1), None, "examples in a batch; default: the recipe's", group),
             of_config('per_class', 'N', whole(1), group, also=('subset',)),
@@ -377,18 +419,20 @@ def prune_options() -> list: # for `read_line`
     "What phew_prune understands."
     need, how = 'what is needed', 'what is pruned, and how'
     return [
-        option('model', 'NAME', word, ..., 'a network; or your own: my_file.py:Net, package.module:make', need),
-        option('densities', 'NUMBERS', several(number), ..., 'fractions of the weights kept, each in (0, 1]; more than '
-               'one makes a file for each', need, ('density',)),
+        option('model', 'NAME', word, ..., _any_network, need),
+        option('densities', 'NUMBERS', several(number), ..., 'fractions of the weights kept, each in (0, 1]; with '
+               'commas: a file for each (--density is the same)', need, ('density',)),
         option('out', 'FILE', word, ..., 'file of masks to write, by custom with the ending .safetensors', need),
-        of_config('method', 'NAME', word, how, 'how the weights are chosen', ('methods',)),
+        of_config('method', 'NAME', word, how, 'how the weights are chosen: a name of --list, or my_file.py:f',
+                  ('methods',)),
         of_config('seed', 'N', whole(0), how, 'of the initial weights, and of methods with chance', ('seeds',)),
-        option('data', 'NAME', word, None, 'a data set, as in phew_compare: some methods look at it; it decides input '
-               'size and outputs', how),
-        option('input_size', 'SIZE', several(whole(1)), None, 'channels, height, width: 3,32,32; default: the usual',
-               how),
+        option('data', 'NAME', word, None, 'a data set, as in phew_compare: some methods look at it, and it decides '
+               'input size and outputs', how),
+        option('input_size', 'SIZE', several(whole(1)), None, 'channels, height, width: 3,32,32; of a network '
+               'that reads tokens, how many: 16; default: the usual', how),
         option('n_out', 'N', whole(1), None, 'number of outputs; default: 10, for resnet18 200', how),
-        option('weights', 'FILE', word, None, 'weights of the network, instead of those by seed: a state_dict', how),
+        option('weights', 'FILE', word, None, 'safetensors file of its weights, a state_dict; default: drawn by '
+               '--seed', how),
         option('weights_out', 'FILE', word, None, 'safetensors file to write the weights to, before pruning', how),
         *_data_and_network(), *_talk('choose the masks and report, and write nothing')]
 
@@ -521,18 +565,23 @@ def phew_prune(argv=None, # words; None: those of the command line
 _sweep_about = """
 Run what a file describes, and what of it has no record yet.
 
-The file is TOML: fields of Config, such as model, method, density and seed;
-a list varies, and [[grid]] begins another part. Several processes and machines
-may work on one folder: each run is done once. Stopped and called again, runs
-go on from their last checkpoint. At the end comes a table, as in phew_compare.
+The file is TOML: a line for each setting, such as model, method, density and
+seed (--list names them all). A list varies: every combination is a run, and
+[[grid]] begins another set of them. Several processes and machines may work on
+one folder: each run is done once. Stopped and called again, runs go on from
+their last checkpoint. At the end comes a table, as in phew_compare, and
+phew_report makes a page of the folder.
 """
 
+# %% ../nbs/67_cli.ipynb #60eaa737
 _sweep_more = """
 a file:
   model = "mlp"
   method = ["dense", "phew", "my_file.py:f"]
   density = [0.05, 0.1]
-  seeds = 3
+  seeds = 3                        # 0, 1 and 2; or seed = [7, 8]
+  rewire = ["as pruned", "shuffle"]
+  recipe = { epochs = 40, lr = 0.05 }
 
 examples:
   phew_sweep grid.toml --dry-run
@@ -552,15 +601,27 @@ examples:
 def sweep_options() -> list: # for `read_line`
     "What phew_sweep understands."
     how = 'how it is run'
-    return [*_where(),
-        option('workers', 'N', whole(0), 0, 'local processes; 0: this one (default: 0)', how),
-        option('shard', 'I/N', word, None, 'only the I-th of N parts, from 1', how),
-        option('engine', 'NAME', word, 'local', 'local or ray (default: local)', how),
-        option('address', 'ADDRESS', word, None, 'of the cluster of Ray; default: this machine', how),
-        option('gpus_per_run', 'NUMBER', number, None, 'with Ray: GPUs, or a part of one, for each run', how),
-        option('retries', 'N', whole(0), None, 'with Ray: how often a run is repeated whose node died', how),
+    workers = ('local processes, which share the cores; 0: this one alone; default: one for each two cores if there is '
+               'work for them, and this one alone beside a GPU')
+    return [*_where(), option('workers', 'N', whole(0), None, workers, how),
+        option('shard', 'I/N', word, None, 'only the I-th of N parts, from 1: for job arrays', how),
         option('masks', '', None, False, 'store masks beside the records', how),
-        option('track', 'NAME', word, None, 'tensorboard or wandb: losses and accuracies go there too', how), *_talk()]
+        option('track', 'NAME', word, None, 'tensorboard or wandb (offline too): losses and accuracies go there as '
+               'well', how), *_cluster(), *_talk()]
+
+def _cluster(group='on a cluster'):
+    "Options for Ray."
+    address = 'of a cluster of Ray that runs, or auto; default: one of this machine is started'
+    return [option('engine', 'NAME', word, 'local', 'local, or ray (default: local)', group),
+            option('address', 'ADDRESS', word, None, address, group),
+            option('gpus_per_run', 'NUMBER', number, None, 'GPUs, or a part of one, for each run', group),
+            option('retries', 'N', whole(0), None, 'how often a run is repeated whose node died; default: 3', group)]
+
+# %% ../nbs/67_cli.ipynb #d307f399
+def _fields_and_names():
+    "What --list of phew_sweep prints: what a file may say, and the names."
+    lines = [wrapped(f.name, (said := _said_of(f.name)) + _default_words(f.default, said)) for f in fields(Config)]
+    return '\n'.join(['what a file may set', *lines]) + '\n\n' + _listing()
 
 # %% ../nbs/67_cli.ipynb #1bfa0c7d
 def _planned(file, args):
@@ -576,8 +637,8 @@ def _planned(file, args):
     return configs, {k: getattr(args, k) for k in ('workers', 'shard', 'engine', 'masks', 'track')} | ray
 
 # %% ../nbs/67_cli.ipynb #e66298ef
-_sweep_page = Page('phew_sweep', 'phew_sweep GRID.toml [options]', _sweep_about, _sweep_more, sweep_options, _listing,
-                   'file of runs', 'phew_sweep grid.toml')
+_sweep_page = Page('phew_sweep', 'phew_sweep GRID.toml [options]', _sweep_about, _sweep_more, sweep_options,
+                   _fields_and_names, 'file of runs', 'phew_sweep grid.toml')
 
 def _swept(file, args):
     "The work of phew_sweep."
@@ -591,14 +652,19 @@ def phew_sweep(argv=None, # words; None: those of the command line
 
 # %% ../nbs/67_cli.ipynb #969675c8
 _report_about = '''
-Make a page of a folder of results: report.html, one file to read and to pass
-on, with what was run, tables, figures, and what is missing or failed.
+Make a page of a folder of results: report.html, one file to open in a browser
+and to pass on, with what was run, tables, figures, and what is missing or
+failed. The folder is one that phew_compare or phew_sweep wrote to; they may
+still be at work. The path of the page goes to stdout.
 '''
 
 _report_more = '''
 examples:
   phew_report phew_results
       writes phew_results/report.html
+
+  phew_report results/digits --out page.html
+      the page elsewhere
 '''
 
 def report_options() -> list: # for `read_line`
@@ -627,6 +693,8 @@ def phew_report(argv=None, # words; None: those of the command line
 # %% ../nbs/67_cli.ipynb #3ff44481
 commands = dict(compare=phew_compare, sweep=phew_sweep, prune=phew_prune, report=phew_report)
 
+def _first_words(f): return f.__doc__.split(':')[0].split('\n')[0] # arguments follow, and that it is a command
+
 def main(argv=None, # words; None: those of the command line
         ) -> int: # of the command
     "Run a command by its name: `python -m phew_nb compare --help`."
@@ -634,7 +702,7 @@ def main(argv=None, # words; None: those of the command line
     if words[:1] == ['--version']: say(f'phew_nb {__version__}'); return 0
     if not words or words[0] in ('--help', '-h'):
         say('usage: python -m phew_nb COMMAND [options]', '',
-            *(f"  {k:<10} {f.__doc__.replace(': the console command', '')}" for k,f in commands.items()), '',
+            *(f'  {k:<10} {_first_words(f)}' for k,f in commands.items()), '',
             'python -m phew_nb COMMAND --help says more; installed, the commands are called',
             f"{', '.join(f'phew_{k}' for k in commands)}.")
         return 0 if words else 2

@@ -21,23 +21,23 @@ from fastcore.basics import patch
 @dataclass(frozen=True)
 class Config:
     "What a run is made of; raises ValueError or TypeError where it makes no sense."
-    data:str='digits' # a name in `datasets`; a folder of images; or what makes the data: 'my_file.py:make'
-    model:str='mlp' # a name in `models`; or what makes the network: 'my_file.py:Net', 'package.module:make'
-    method:str='phew' # a name in `pruners`, or 'dense'
+    data:str='digits' # a name in `datasets`; a folder of images; or of your own: 'my_file.py:make'
+    model:str='mlp' # a name in `models`; or of your own: 'my_file.py:Net', 'package:make', 'timm:NAME', 'hf:NAME'
+    method:str='phew' # a name in `pruners`, or 'dense'; or of your own: 'my_file.py:f'
     density:float=.1 # fraction of the weights to keep, in (0, 1]; 'dense' makes it 1
-    seed:int=0 # decides weights, masks, order of the data and which examples
+    seed:int=0 # of weights, masks, order of the data and choice of examples
     epochs:int|None=None # passes over the training data; None: the recipe's
-    recipe:str='auto' # how it is trained: a name in `recipes`, or a `Recipe`; 'auto': as `auto_recipe` says
+    recipe:str='auto' # how it is trained: a name in `recipes`, or a `Recipe`; 'auto': the paper's, where it has one
     per_class:int|None=None # training examples of each class; None: all
     test_per_class:int|None=None # test examples of each class; None: all
     prune_per_class:int=10 # training examples of each class that pruners may look at
     hidden:tuple[int, ...]=(100, 100) # of an mlp: units of each hidden layer
-    bn:bool=False # of an mlp: batch normalisation?
+    bn:bool=False # of an mlp: with batch normalisation?
     width:float=1. # of the other networks: multiplies the channels of every layer
-    init:str='auto' # a name in `inits`; 'auto': 'kaiming_normal', or what a network of your own has
+    init:str='auto' # initial weights, a name in `inits`; 'auto': 'kaiming_normal', or those of a network of your own
     options:dict=field(default_factory=dict) # further arguments of the pruner
     amp:str|None=None # mixed precision: None, 'bf16' or 'fp16'
-    image_size:int|None=None # of data of your own: images are cut to squares of so many pixels; None: as they are
+    image_size:int|None=None # of data of your own: cut each image to a square of so many pixels; None: as it is
     rewire:str|float='as pruned' # masks: 'as pruned'; 'shuffle': moved within layers; 0 to 1: spread over more units
     reinit:str='as drawn' # the weights kept: 'as drawn', or drawn anew by a name in `reinits`
 

@@ -33,6 +33,7 @@ from .rewire import reinit, shuffle, survivors, widen
 from .walks import phew, walk_order
 from .config import Config, auto_recipe, grid, known, resolved_init, run_name, settings
 
+# %% ../nbs/61_experiments.ipynb #3d057582
 # what stands in modules that come later, under the names that it has here
 _later = dict(store=('append_line', 'load_results', 'read_records', 'records_file'), sweep=('report_failure', 'sweep'))
 _all_ = ['Config', 'auto_recipe', 'grid', 'run_name', 'settings', 'append_line', 'load_results', 'read_records',
@@ -185,6 +186,7 @@ def timed_checkpoint(path:str|Path, # the file; its folder exists
             self.trained = False
     return TimedCheckpoint(path)
 
+# %% ../nbs/61_experiments.ipynb #d97ef7d8
 def train(config:Config, # what a run is made of
           model:nn.Module, # at its initial weights, changed in place
           masks:Masks, # all kept: trained as any dense network
@@ -250,6 +252,7 @@ def order_name(config:Config # what a run is made of
     if walk_settings(config.method) is None or config.density == 1: return None
     return run_name(replace(config, density=.5, rewire='as pruned', reinit='as drawn'))
 
+# %% ../nbs/61_experiments.ipynb #76f3b806
 def prune_ahead(configs:Iterable[Config] # of the runs to come
                ):
     "Let one order of walks serve all densities of a network and a seed."
@@ -290,6 +293,7 @@ def rewired(config:Config, # what a run is made of
     if config.reinit != 'as drawn': reinit(model, masks, config.reinit, init, seed)
     return masks
 
+# %% ../nbs/61_experiments.ipynb #9b306b1b
 def prepared(config:Config, # what a run is made of
              device:str|torch.device='cpu', # where it runs
             ) -> tuple: # (data, network to be trained, masks, what a record says of them)

@@ -151,6 +151,7 @@ def _write(folder, kind, run, text):
         size = path.stat().st_size
     if size != len(text): raise OSError(f"'{path}' was written in part: {size} of {len(text)} bytes; is the disk full?")
 
+# %% ../nbs/62_store.ipynb #6a350b09
 def write_record(folder:str|Path, # of results, or its address
                  record:dict, # plain values
                  masks=None, # its `Masks`, to be stored beside it; None: they are not
@@ -229,8 +230,8 @@ def _lock(path):
     except Timeout: return None
     except (OSError, NotImplementedError) as e:
         if isinstance(e, OSError) and e.errno not in _no_locks: raise
-        warnings.warn(f"the file system of '{path.parent.parent}' has no locks: let one process work there, or give each "
-                      'its part of the runs, by `shard`')
+        warnings.warn(f"the file system of '{path.parent.parent}' has no locks: let one process work there, or give "
+                      'each its part of the runs, by `shard`')
         return False
     return lock
 

@@ -276,9 +276,13 @@ def sensible_workers(configs:list[Config], # of the runs to do
                     ) -> int: # 0: this process alone
     "How many processes: none where a GPU does the work, else one for each two cores, if there is work for them."
     import torch
+    from phew_nb.together import groups
     if (device or ('cuda' if torch.cuda.is_available() else 'cpu')) != 'cpu': return 0
-    n = min((os.cpu_count() or 1)//2, len(configs))
+    n = min(_cores()//2, len(groups(configs))) # small networks are trained together, in one process
     return n if n > 1 else 0
+
+def _cores(): # that this process may use, as a scheduler allots them
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 def _worker(parts, how, n_threads, pipe):
     "What a process of its own does."
@@ -305,7 +309,7 @@ class Workers:
 
     def start(self):
         "Start a process."
-        context, threads = get_context('spawn'), max(1, (os.cpu_count() or 1)//self.n)
+        context, threads = get_context('spawn'), max(1, _cores()//self.n)
         ours, theirs = context.Pipe(False)
         k = self.started % self.n
         parts = self.parts[k*len(self.parts)//self.n:] + self.parts[:k*len(self.parts)//self.n]
@@ -547,6 +551,7 @@ def _sweep(todo, how, progress, workers, engine, together, ray):
         if before is not None: signal.signal(signal.SIGTERM, before)
     _fill_in(todo, how)
 
+# %% ../nbs/64_sweep.ipynb #ca3fa2fa
 def _by_engine(todo, how, progress, workers, engine, together, ray):
     "Do them here, in processes of their own, or on a cluster."
     from phew_nb.experiments import prune_ahead, side_by_side

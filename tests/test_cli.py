@@ -55,8 +55,8 @@ def test_what_is_answered_at_once(capsys, command):
     assert getattr(cli, command)(['--list']) == 0
     page = capsys.readouterr().out
     from phew_nb.config import known
-    for kind in 'data', 'model', 'method': assert all(f'  {name}' in page for name in known(kind))
-    assert max(map(len, page.splitlines())) <= 80
+    for kind in cli.known: assert all(re.search(rf'^  {name} +\S', page, re.M) for name in known(kind)), kind
+    assert max(map(len, page.splitlines())) <= 80 and ('rewire ' in page) == (command == 'phew_sweep')
 
 def test_prune_never_imports_fastai(tmp_path):
     code = ("import sys; from phew_nb.cli import phew_prune\n"
@@ -68,7 +68,8 @@ def test_prune_never_imports_fastai(tmp_path):
 def test_python_m(tmp_path):
     run = lambda *words: subprocess.run([sys.executable, '-m', 'phew_nb', *words], capture_output=True, text=True, env=here)
     assert run('compare', '--version').stdout == run('phew_compare', '--version').stdout == run('--version').stdout
-    assert all(f'  {name}' in run('--help').stdout for name in cli.commands)
+    page = run('--help').stdout
+    assert all(f'  {name}' in page for name in cli.commands) and 'argv' not in page and max(map(len, page.splitlines())) <= 80
     wrong = run('comprae')
     assert wrong.returncode == 2 and wrong.stderr == "phew_nb: unknown command 'comprae'; did you mean 'compare'?\n"
 

@@ -111,6 +111,13 @@ def test_a_clock_that_jumps(tmp_path, monkeypatch):
     assert records[:2] == first and [r['seed'] for r in records] == [0, 1, 2]
     assert records[2]['seconds'] > records[2]['seconds_pruning'] > 0 # they are told by another clock
 
+@pytest.mark.parametrize('cores, how, n', [(1, {}, 0), (3, {}, 0), (8, {}, 0), (8, dict(hidden=(400,)), 4), (64, dict(hidden=(400,)), 6)])
+def test_workers_are_as_many_as_make_sense(monkeypatch, cores, how, n):
+    "None for small networks, which are trained together; else one for two of the cores that are ours."
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: set(range(cores)), raising=False)
+    configs = grid(seed=range(6), method='random', **small | how)
+    assert S.sensible_workers(configs, 'cpu') == n and S.sensible_workers(configs, 'cuda') == 0
+
 def test_tensorboard(tmp_path):
     pytest.importorskip('tensorboard')
     sweep([config], tmp_path, track='tensorboard', **alone)
