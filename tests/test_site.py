@@ -54,7 +54,7 @@ def test_anchors_are_unique_and_figures_are_described(pages):
         assert all(page.alts), f'{name} has a figure without a description'
 
 def test_formulas_are_rendered_and_directives_hidden(pages):
-    assert '<math' in pages['33_walks.html']
+    assert '<math' in pages['34_walks.html']
     for name, text in pages.items(): assert '#| ' not in text and '#| hide' not in text, f'{name} shows a directive'
 
 def test_the_page_to_play_with_needs_nothing_else(pages):
