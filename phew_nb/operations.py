@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from .nodes import TraceError
 from .numbers import shrink
-from .rules import Fixed, Operation, UnitNumbers, add_at, as_dense, by_data, constant_product, dims_of, families
+from .rules import Fixed, Operation, add_at, as_dense, by_data, constant_product, dims_of, families
 from .rules import in_memory, is_pointwise, is_signal, is_strided, move, moved_signals, moving, named, noted
 from .rules import operation, operations, plain_name, product, product_of, product_signals, put_in, read_memory
 from .rules import rerun, run_itself, signals_in, sum_of, teach, tensors_in, times, try_signals, try_units

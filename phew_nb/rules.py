@@ -125,7 +125,8 @@ class UnitNumbers:
     def merged(self, numbers, kind):
         "Unit numbers merged elementwise, without those that are None; None where all are."
         one = None
-        for other in numbers: one = other if one is None else one if other is None else self.units.merge(one, other, kind)
+        for other in numbers:
+            if other is not None: one = other if one is None else self.units.merge(one, other, kind)
         return one
 
 # %% ../nbs/13_rules.ipynb #72e2d6b0

@@ -6,7 +6,7 @@ import numpy as np, pytest, torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 
-from phew_nb import data as D
+from phew_nb import arrays as A, data as D
 
 rng = np.random.default_rng(0)
 n_images = dict(mnist=(3, 2), cifar10=(3, 2), cifar100=(2, 1), tiny_imagenet=(2, 1))
@@ -82,7 +82,7 @@ def test_pixels_and_labels(unpack):
 
 def test_read_once(unpack, monkeypatch, tmp_path):
     folder, first = unpack('mnist'), load('mnist')
-    monkeypatch.setattr(D, 'read_image', lambda *a: pytest.fail('decoded again'))
+    monkeypatch.setattr(A, 'read_image', lambda *a: pytest.fail('decoded again'))
     again = load('mnist')
     assert torch.equal(first.train.x, again.train.x) and torch.equal(first.test.label, again.test.label)
     assert [f.name for f in (tmp_path/'data'/'phew_nb').iterdir()] == ['mnist.safetensors']

@@ -11,7 +11,7 @@ loose = 'ArgumentType', 'CallIssue', 'OptionalMemberAccess', 'OptionalSubscript'
     'OptionalIterable', 'OperatorIssue', 'GeneralTypeIssues', 'PrivateImportUsage', 'Redeclaration', 'MissingModuleSource', \
     'UnsupportedDunderAll', 'UnusedExpression'
 # module -> places that pyright cannot follow (what a tensor subclass, a tracer or fastai adds when it runs): never more
-known = dict(baselines=1, checkpoints=3, cli=2, config=1, data=3, export=1, graph=6, grow=2, keeping=4, linearised=1,
+known = dict(arrays=3, baselines=1, checkpoints=3, cli=2, config=1, export=1, graph=6, grow=2, keeping=4, linearised=1,
              looks=1, masks=1, metrics=1, nodes=3, numbers=2, operations=4, plots=3, reach=1, scores=1, steps=3, sweep=1, training=5, walks=7)
 settings = dict(include=['phew_nb'], ignore=['phew_nb/_added.pyi'], typeCheckingMode='basic', pythonVersion='3.11',
                 strictParameterNoneValue=False) | {f'report{rule}': False for rule in loose}
