@@ -22,10 +22,10 @@ from .rules import operation, operations, plain_name, product, product_of, produ
 from .rules import rerun, run_itself, signals_in, sum_of, teach, tensors_in, times, try_signals, try_units
 from .rules import write_memory
 
-_all_ = ['families', 'operations', 'Operation', 'teach', 'plain_name', 'is_pointwise', 'operation', 'named', 'tensors_in',
-         'is_strided', 'as_dense', 'moving', 'Fixed', 'is_signal', 'signals_in', 'rerun', 'move', 'by_data',
-         'moved_signals', 'in_memory', 'put_in', 'read_memory', 'write_memory', 'sum_of', 'product_of', 'times', 'noted',
-         'product', 'constant_product', 'product_signals', 'try_units', 'try_signals'] # they live in rules
+_all_ = ['families', 'operations', 'Operation', 'teach', 'plain_name', 'is_pointwise', 'operation', 'named',
+         'tensors_in', 'is_strided', 'as_dense', 'moving', 'Fixed', 'is_signal', 'signals_in', 'rerun', 'move',
+         'by_data', 'moved_signals', 'in_memory', 'put_in', 'read_memory', 'write_memory', 'sum_of', 'product_of',
+         'times', 'noted', 'product', 'constant_product', 'product_signals', 'try_units', 'try_signals'] # of rules
 
 # %% ../nbs/14_operations.ipynb #d3455455
 teach('''_softmax _log_softmax _safe_softmax native_dropout dropout bernoulli masked_fill rrelu_with_noise hardswish
