@@ -45,7 +45,7 @@ class _Counter:
 
     def through(self, i, x, back=False):
         "A layer's table of kept weights times the limbs `x` (G, n, L)."
-        table, (G, O, I, K) = self.edges[i].table, self.edges[i].layer.size
+        table, (_, O, I, K) = self.edges[i].table, self.edges[i].layer.size
         if table is None: return (x.sum(1, keepdim=True)*K).expand(-1, I if back else O, -1)
         return (table.transpose(1, 2) if back else table) @ x
 

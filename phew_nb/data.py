@@ -298,11 +298,12 @@ def crop_flip(x:torch.Tensor, # images, uint8 (n, channels, height, width)
     pixel = (rows[:, :, None]*(w + 2*pad) + columns[:, None, :]).view(n, 1, -1).expand(-1, channels, -1)
     return F.pad(x, (pad,)*4).flatten(2).gather(2, pixel).view_as(x)
 
-# %% ../nbs/04_data.ipynb #3a0c097f
+# %% ../nbs/04_data.ipynb #7932743c
 def _epoch_generator(seed, epoch):
     "A generator for one epoch."
     return as_generator(int(np.random.SeedSequence([seed % 2**64, epoch]).generate_state(1)[0]))
 
+# %% ../nbs/04_data.ipynb #3a0c097f
 class Batches:
     "The batches of a split, epoch after epoch."
     def __init__(self,

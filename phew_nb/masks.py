@@ -364,6 +364,7 @@ masks.keep(model, optimizer) # zero the other weights, now and after every step
 ```
 """
 
+# %% ../nbs/20_masks.ipynb #94db8af5
 @patch
 def save_pretrained(self: Masks,
                     folder,      # to write, made if need be: its name stands in the card

@@ -357,7 +357,7 @@ def _seen(size, out_size, kernel, stride, padding, dilation):
 # %% ../nbs/14_operations.ipynb #0a4d1781
 def _convolution(t, func, args, kwargs, outs):
     "Convolution, grouped or not, transposed or not, in any number of dimensions."
-    (x, w, bias, stride, padding, dilation, transposed, _, groups), out = args[:9], outs[0]
+    (x, w, bias, *_, transposed, _, groups), out = args[:9], outs[0]
     if t.of(x) is None and t.of(w) is None: return t.constant_layer(w)
     if not t.is_weight(w): one = _foreign_kernel(t, x, w, groups, transposed, out)
     else: one = _conv_layer(t, *args[:9], out)

@@ -16,7 +16,7 @@ from .nodes import Layer
 from .graph import PathGraph
 from .flow import first_few
 from .report import edges_between
-from .draws import MassTable, ratios, uniforms, walk_keys
+from .draws import MassTable, ratios, uniforms
 
 # %% ../nbs/31_routes.ipynb #397e9956
 END = -1

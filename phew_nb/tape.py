@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['relabels', 'Ref', 'Step', 'Tape', 'filled', 'way', 'Memory', 'Recorder', 'writes', 'out_of_place', 'where_now',
-           'Tracer', 'whole_attention']
+           'Tracer', 'tracer_now', 'whole_attention']
 
 # %% ../nbs/15_tape.ipynb #69dfd172
 import bisect, os, sys
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
-from math import prod
 import torch
 from fastcore.basics import patch
 from torch import nn, Tensor
@@ -298,6 +298,8 @@ def where_now(model):
 def _home_of(file): return os.path.join(os.path.dirname(os.path.abspath(file)), '')
 
 # %% ../nbs/15_tape.ipynb #aa6f88b4
+_now = ContextVar('tracer', default=None) # the one that follows
+
 class Tracer(UnitNumbers, TorchDispatchMode):
     "Follows one forward pass of `model`, keeping a unit number beside each entry of each tensor, and records it."
     def __init__(self, model, follows=True):
@@ -313,6 +315,15 @@ class Tracer(UnitNumbers, TorchDispatchMode):
 
     def where(self): return where_now(self.model)
 
+    def __enter__(self):
+        self.token = _now.set(self)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        _now.reset(self.token)
+        return super().__exit__(*error)
+
+# %% ../nbs/15_tape.ipynb #a50486cb
 @patch
 def __torch_dispatch__(self:Tracer, func, types, args=(), kwargs=None): # in the class, PyTorch would wrap it
     "After each operation: write it down, and follow it."
@@ -358,6 +369,16 @@ def parameter(self:Tracer, t):
     "Name and parameter in whose memory a tensor lies, None if in none."
     for name, p in self.params.get(t.untyped_storage()._cdata, ()):
         if 0 <= t.storage_offset() - p.storage_offset() < max(p.numel(), 1): return name, p
+
+# %% ../nbs/15_tape.ipynb #75c87089
+@contextmanager
+def tracer_now(): # the `Tracer`; None where no network is followed
+    "The tracer that follows the network which runs now, to be asked by a hook; meanwhile nothing is followed."
+    tracer = _now.get()
+    if tracer is None: yield; return
+    before, tracer.paused = tracer.paused, True
+    try: yield tracer
+    finally: tracer.paused = before
 
 # %% ../nbs/15_tape.ipynb #917b5b2e
 @patch
