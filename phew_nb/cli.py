@@ -260,6 +260,8 @@ def _n_weights(config, size, n_out):
     from phew_nb.experiments import config_model, model_takes
     from dataclasses import replace
     from math import prod
+    from phew_nb.libraries import count_weights, of_library
+    if of_library(config.model): return count_weights(config.model, size, n_out)
     takes = model_takes(config.model)
     if 'sizes' in takes:
         sizes = [prod(size), *config.hidden, n_out]
@@ -400,6 +402,14 @@ examples:
       --out masks.safetensors
       a network of your own: a class, or a function that makes one
 
+  phew_prune --model timm:resnet18 --input-size 3,64,64 --density 0.05
+      --out masks.safetensors
+  phew_prune --model hf:gpt2 --density 0.1 --out masks.safetensors
+  phew_prune --model hf:bert,num_hidden_layers=4 --density 0.1
+      --out masks.safetensors
+      networks of timm and transformers, with random weights: pip install timm
+      transformers
+
   phew_prune --model vgg19 --n-out 100 --densities 0.01,0.028,0.1
       --out masks.safetensors --weights-out init.safetensors
       three files, masks-0.01.safetensors and so on, each in the next; and the
@@ -464,11 +474,17 @@ def load_weights(model, # a network, changed in place
 # %% ../nbs/67_cli.ipynb #646fa75e
 def _sizes(args, data):
     "Input size and number of outputs."
+    from phew_nb.libraries import of_library, token_example
+    tokens = of_library(args.model) and token_example(args.model) is not None
+    if tokens and (data is not None or len(args.input_size or [8]) != 1): raise ValueError(
+        f'{args.model} reads tokens: leave out --data, and say how many with --input-size 16')
+    if tokens: return tuple(args.input_size or (8,)), args.n_out or 10
     if data is None and args.model not in usual_sizes and not args.input_size: raise ValueError(
         f'say how large an input of {args.model} is, with --input-size 3,64,64 for instance')
     size, n_out = usual_sizes.get(args.model, (None, 10)) if data is None else (data.input_size, data.n_out)
     return tuple(args.input_size or size), args.n_out or n_out
 
+# %% ../nbs/67_cli.ipynb #56804ac5
 def _check_prune(args, size, n_out, data):
     "Raise ValueError where method, data and sizes do not go together."
     from phew_nb.experiments import need_data, need_training
@@ -477,6 +493,16 @@ def _check_prune(args, size, n_out, data):
     if data is None: raise ValueError(f'{args.method!r} looks at data: name a data set with --data')
     if (size, n_out) != (tuple(data.input_size), data.n_out): raise ValueError(
         f'{args.method!r} looks at {args.data}, so --input-size and --n-out must be those of the data set')
+
+def _traced(config, model, size):
+    "The graph of a network, and what its pruner is called with: the size of an input, or, for tokens, the graph."
+    from phew_nb.experiments import config_size
+    from phew_nb.graph import trace
+    from phew_nb.libraries import of_library, token_example
+    ids = token_example(config.model, *size[:1]) if of_library(config.model) else None
+    if ids is not None: return 2*(trace(model, example=ids),)
+    size = config_size(config, size)
+    return trace(model, size), size
 
 # %% ../nbs/67_cli.ipynb #867791f8
 def _by_density(configs, model, size, data):
@@ -492,8 +518,7 @@ def _by_density(configs, model, size, data):
 def pruned(args # what `read_line` gives
           ) -> tuple: # (model, graph, masks by density); ValueError, OSError: what is wrong with the line
     "A network with its weights, and its masks."
-    from phew_nb.experiments import config_data, config_model, config_size
-    from phew_nb.graph import trace
+    from phew_nb.experiments import config_data, config_model
     how = dict(data=args.data or 'digits', method=args.method, seed=args.seed) | _network(args)
     configs = [Config(density=d, **how) for d in sorted(set(args.densities))]
     data = config_data(configs[0]) if args.data else None
@@ -502,8 +527,8 @@ def pruned(args # what `read_line` gives
     _check_memory(configs[0], size, n_out)
     model = config_model(configs[0], size, n_out)
     if args.weights: load_weights(model, Path(args.weights))
-    size = config_size(configs[0], size)
-    return model, trace(model, size), _by_density(configs, model, size, data)
+    graph, size = _traced(configs[0], model, size)
+    return model, graph, _by_density(configs, model, size, data)
 
 # %% ../nbs/67_cli.ipynb #bad34410
 def _files(args):
@@ -519,7 +544,8 @@ def _write(args, model, masks):
     paths = [*files.values(), *([Path(args.weights_out)] if args.weights_out else [])]
     for path in paths: path.parent.mkdir(parents=True, exist_ok=True)
     if args.weights_out:
-        write_bytes(paths[-1], save({name: t.contiguous() for name,t in model.state_dict().items()}))
+        state = {name: t.contiguous().clone() for name,t in model.state_dict().items()} # shared ones are written twice
+        write_bytes(paths[-1], save(state))
     for density,path in files.items(): masks[density].save(path)
     return paths
 

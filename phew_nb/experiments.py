@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from torch import nn
 from . import __version__
+from .libraries import of_library, token_example
 from .models import look_up, make_model, maker, model_takes
 from .data import Data, datasets, is_drawn, load_data, pruning_batches
 from .graph import PathGraph, trace
@@ -106,8 +107,11 @@ def config_model(config:Config, # what a run is made of
 # %% ../nbs/61_experiments.ipynb #3caa2d62
 def config_size(config:Config, # what a run is made of
                 input_size:tuple, # of an example of the data, without the batch
-               ) -> tuple: # of the input whose units begin the paths
+               ) -> tuple: # of the input whose units begin the paths; ValueError where the network reads tokens
     "The input size with which the network of a run is traced."
+    if of_library(config.model) and token_example(config.model) is not None: raise ValueError(
+        f'{config.model} reads tokens, and {config.data} holds numbers: phew_prune makes its masks, and a loop of your '
+        'own trains it')
     return (math.prod(input_size),) if 'sizes' in model_takes(config.model) else tuple(input_size)
 
 # %% ../nbs/61_experiments.ipynb #17ee5573

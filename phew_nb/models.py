@@ -249,19 +249,10 @@ def resnet18(n_out:int, # number of outputs, the classes
 models = dict(mlp=mlp, vgg19=vgg19, resnet20=resnet20, resnet18=resnet18)
 smallest = dict(vgg19=16, resnet20=1, resnet18=1) # pixels on a side of the images that these networks take
 
-def _timm(name):
-    "What makes a network of timm, with random weights; nothing is downloaded."
-    try: import timm
-    except ImportError as e: raise ValueError(f"'timm:{name}' needs timm, which is not here: pip install timm") from e
-    near = ''.join(f'; did you mean {n!r}?' for n in get_close_matches(name, timm.list_models(), 1, .5))
-    if not timm.is_model(name): raise ValueError(f'unknown network of timm {name!r}{near}')
-    def make(n_out, n_in=3): return timm.create_model(name, pretrained=False, num_classes=n_out, in_chans=n_in)
-    return make
-
-def maker(name:str # in `models`; or of your own: 'my_file.py:Net', 'package.module:make'; or timm's: 'timm:resnet18'
+def maker(name:str # in `models`; of your own: 'my_file.py:Net', 'package:make'; of a library: 'timm:resnet18', 'hf:vit'
          ) -> Callable: # makes the network; ValueError where there is none
     "What makes the network of this name."
-    if name.startswith('timm:'): return _timm(name.removeprefix('timm:'))
+    if name.startswith(('timm:', 'hf:')): return import_module('phew_nb.libraries').maker_of(name)
     make = load_object(name) if is_reference(name) else look_up(models, name, 'model')
     if isinstance(make, nn.Module) or not callable(make): raise ValueError(
         f'{name} is a {type(make).__name__}: name the class or the function that makes the network')
