@@ -9,9 +9,9 @@ __all__ = ['reinits', 'shuffle', 'survivors', 'widen', 'kept_fan_in', 'reinit']
 import math, torch
 from torch import Tensor, nn
 from .models import draw_weights, fans, inits, look_up
-from .graph import Layer, PathGraph, as_graph
+from .graph import Layer, PathGraph
 from .masks import Masks, owner, unwrapped
-from .flow import check_masks
+from .flow import graph_and_masks
 from .draws import own_stream
 
 # %% ../nbs/43_rewire.ipynb #2d75e1f2
@@ -70,7 +70,7 @@ def _one_column_each(src, chosen, gen):
 # %% ../nbs/43_rewire.ipynb #1a44e0f8
 def _place(layer, n, chosen, gen):
     "(G, O, I, K) mask with `n` weights between chosen units, in touch with as many of them as possible."
-    (G, O, I, K), rows, columns = layer.size, chosen[layer.dst], chosen[layer.src.clamp(min=0)] & (layer.src >= 0)
+    (G, *_, K), rows, columns = layer.size, chosen[layer.dst], chosen[layer.src.clamp(min=0)] & (layer.src >= 0)
     allowed = (rows[:, :, None] & columns[:, None, :])[..., None].expand(layer.size)
     keys, first = torch.rand(layer.size, generator=gen), []
     for g in range(G):
@@ -91,10 +91,8 @@ def widen(model,           # a network, or its `PathGraph`
          ) -> Masks: # the same number of weights in each layer; raises ValueError where x is not in [0, 1]
     "Spread the kept weights of each layer over more units."
     if not 0 <= x <= 1: raise ValueError(f"x must be between 0 (as narrow as it is) and 1 (all units), got {x}")
-    graph = input_size if isinstance(input_size, PathGraph) else as_graph(model, input_size)
-    masks = Masks.of(model) if masks is None and not isinstance(model, PathGraph) else masks
+    graph, masks = graph_and_masks(model, input_size, masks)
     if masks is None: raise ValueError("there are no masks to widen: give masks, or a model that remembers some")
-    check_masks(graph, masks)
     gen = own_stream(seed, 2)
     chosen, layers = _chosen(graph, masks, x, gen), {layer.name: layer for layer in graph.layers[::-1]}
     return Masks({name: _spread(layers.get(name), mask.cpu(), chosen, gen) for name, mask in masks.items()})

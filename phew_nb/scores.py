@@ -17,10 +17,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from . import report # adds `Masks.report`
+from . import report # noqa: F401 (adds `Masks.report`)
 from .draws import own_stream
-from .graph import PathGraph, as_graph, trace
+from .flow import graph_and_masks
+from .graph import PathGraph, trace
 from .keeping import check_choice
+from .looks import palette
 from .masks import Masks, n_kept, unwrapped
 from .models import look_up
 from .state import as_found, caller_level, random_kept
@@ -202,9 +204,8 @@ def pruning_task(model,         # a network, or its `PathGraph`
                 ) -> tuple: # graph, number of weights to keep, the masks that the model has; raises ValueError
     "What is asked for, checked."
     with torch.inference_mode(False), torch.autocast('cpu', enabled=False), torch.autocast('cuda', enabled=False):
-        graph = as_graph(input_size if isinstance(input_size, PathGraph) else model, input_size)
-    masks = (None if isinstance(model, PathGraph) else Masks.of(model)) or {}
-    k = n_kept(graph.total, density, kept)
+        graph, masks = graph_and_masks(model, input_size)
+    k, masks = n_kept(graph.total, density, kept), masks or {}
     check_choice(masks, k, count_left(graph, masks))
     return graph, k, masks
 
@@ -229,14 +230,14 @@ def plot_scores(scores:dict, # name -> scores
     at = torch.tensor([.05, .25, .5, .75, .95]).double()
     spread = [torch.quantile(s.double().flatten()[:2**24], at) for s in scores.values()]
     low, q1, middle, q3, high = torch.stack(spread).T
-    ax.vlines(range(len(scores)), low, high, color='tab:blue', alpha=.35, lw=2)
-    ax.vlines(range(len(scores)), q1, q3, color='tab:blue', lw=5)
+    ax.vlines(range(len(scores)), low, high, color=palette['phew'], alpha=.35, lw=2)
+    ax.vlines(range(len(scores)), q1, q3, color=palette['phew'], lw=5)
     ax.plot(middle, 'w.', ms=3)
     lowest = min(float(s[masks[n]].min()) for n, s in scores.items() if masks[n].any())
-    ax.axhline(lowest, color='tab:red', lw=1, label='lowest score kept')
+    ax.axhline(lowest, color=palette['magnitude'], lw=1, label='lowest score kept')
     scale = 'log' if low.min() > 0 else 'linear'
     ax.set(xlabel='layer', ylabel='score', yscale=scale, title=f'{title}, density {masks.density:.2g}')
-    ax.legend(fontsize=8)
+    ax.legend()
     return ax
 
 # %% ../nbs/40_scores.ipynb #fcc45af3
@@ -580,16 +581,17 @@ def iter_snip(model:nn.Module,       # the network
               iterations:int=30,     # number of steps, each over all batches
               signed:bool=False,     # sum over batches before the magnitude?
               batch_stats:bool=True, # normalise by the batch? False: by running statistics
+              back:bool=False,       # may weights come back? That is FORCE (see `baselines`)
              ) -> Masks: # with exactly `round(density*total)` kept
     "Keep the weights whose presence matters most for the loss, in many steps."
     dl = data_batches(model, dl)
-    graph, k, masks = pruning_task(model, input_size, density, kept)
-    with scoring(model, graph, masks, batch_stats) as params:
-        dl = list(dl)
-        for step, n in enumerate(steps_down(count_left(graph, masks), k, iterations)):
-            scores = snip_sums(model, params, dl, loss, signed)
-            masks = top_k(scores if step else check_some(scores), n, among=masks)
-            for name, p in params.items(): p.data = p.data.masked_fill(~masks[name].to(p.device), 0)
+    graph, k, among = pruning_task(model, input_size, density, kept)
+    with scoring(model, graph, among, batch_stats) as params:
+        masks, dl, theta = among, list(dl), {name: p.data for name, p in params.items()}
+        for step, n in enumerate(steps_down(count_left(graph, among), k, iterations)):
+            scores = snip_sums(model, params, dl, loss, signed, theta)
+            masks = top_k(scores if step else check_some(scores), n, among=among if back else masks)
+            for name, p in params.items(): p.data = theta[name].masked_fill(~masks[name].to(p.device), 0)
     return warned(masks, graph)
 
 # %% ../nbs/40_scores.ipynb #aa5ee530

@@ -139,6 +139,15 @@ def test_masked_weights_are_never_kept_again(method):
     second = run(method, model, .2)
     assert second <= first and Masks.of(model) == first
 
+@pytest.mark.parametrize('method', [m for m in methods if m != 'ntk_sap'])
+def test_a_loader_that_shuffles_leaves_the_random_states(method):
+    "It draws from them, and may be read more than once."
+    x, y = (torch.cat(parts) for parts in zip(*data()))
+    dl = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 8, shuffle=True)
+    before = torch.get_rng_state()
+    run(method, build('plain'), dl=dl)
+    assert torch.equal(torch.get_rng_state(), before)
+
 # --- values --------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('kept', [5, 30, 60])
@@ -160,8 +169,8 @@ def test_force_is_at_a_fixed_point_of_its_own_rule():
     total = dict.fromkeys(theta, 0)
     for x, y in dl:
         grads = torch.autograd.grad(F.cross_entropy(torch.func.functional_call(model, weights, x), y), list(weights.values()))
-        for k, g in zip(weights, grads): total[k] = total[k] + (g*theta[k]).abs()
-    flat = torch.cat([t.flatten() for t in total.values()])
+        for k, g in zip(weights, grads): total[k] = total[k] + g*theta[k]
+    flat = torch.cat([t.abs().flatten() for t in total.values()])
     assert torch.equal(torch.cat([m.flatten() for m in last.values()]), flat >= flat.sort(descending=True)[0][9])
 
 class Convolutions(nn.Module):
@@ -204,21 +213,22 @@ def test_computed_weights_are_refused():
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 4))
     with pytest.raises(ValueError, match='cannot be seen'): input_rms(model, trace(model, (6,)), data())
 
-def loop(model, xs, share):
-    "Wanda on a chain of linear layers: five lines."
+def loop(model, xs, share, renew):
+    "Wanda on a chain of linear layers, each scored by what comes from the pruned ones before it, or all at once."
     masks, h = {}, xs
     for i, m in enumerate(m for m in model.modules() if isinstance(m, nn.Linear)):
         score = m.weight.detach().abs()*h.norm(dim=0)
         masks[i] = score >= score.sort(1, descending=True)[0][:, [round(share*score.shape[1]) - 1]]
-        h = torch.relu(m(h))
+        h = torch.relu(F.linear(h, m.weight*masks[i] if renew else m.weight, m.bias))
     return list(masks.values())
 
+@pytest.mark.parametrize('renew', [True, False])
 @pytest.mark.parametrize('share', [.25, .5, .75])
-def test_wanda_against_a_loop(share):
+def test_wanda_against_a_loop(share, renew):
     model = mlp([8, 12, 16, 4], seed=2)
     xs = torch.randn(30, 8, generator=torch.Generator().manual_seed(1))
-    masks = wanda(model, share, (8,), [xs[:10], (xs[10:], None)])
-    assert all(torch.equal(m, by_hand) for m, by_hand in zip(masks.values(), loop(model, xs, share), strict=True))
+    masks = wanda(model, share, (8,), [xs[:10], (xs[10:], None)], renew=renew)
+    assert all(torch.equal(m, by_hand) for m, by_hand in zip(masks.values(), loop(model, xs, share, renew), strict=True))
 
 def test_rows_are_alike():
     model, images = resnet20(10, n_in=1, width=.5, seed=0), [torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))]
@@ -280,38 +290,52 @@ class Pooled(nn.Module):
         h = h + F.gelu(self.b(h))
         return self.c(F.avg_pool2d(h, 2).flatten(1))
 
-def gated(model, x):
-    "The sum over open paths as a function of squared weights, written out for `Pooled`, with gates from the data."
+def factors(model, x):
+    "Of `Pooled`, as functions of weights: how open the data find the paths to each output, how strong they are, and both path by path."
     z = F.conv2d(x, model.a.weight, model.a.bias, padding=1)
     h, places = F.max_pool2d_with_indices(torch.relu(z), 2)
     u = F.conv2d(h, model.b.weight, padding=1)
     on, share = (z > 0).to(z), (F.gelu(u)/u)**2
-    def total(a, b, c):
-        s = F.conv2d(x**2, a, padding=1)*on
-        s = s.flatten(2).gather(2, places.flatten(2)).view_as(h)
-        s = s + F.conv2d(s, b, padding=1)*share
-        return (F.avg_pool2d(s, 2)/4).flatten(1) @ c.T
-    return total
+    def through(x, a, b, c, gates=True):
+        s = F.conv2d(x, a, padding=1)
+        s = (s*on).flatten(2).gather(2, places.flatten(2)).view_as(h) if gates else F.max_pool2d(s, 2)
+        s = s + F.conv2d(s, b, padding=1)*(share if gates else 1)
+        return F.avg_pool2d(s, 2).flatten(1) @ c.T
+    opened = lambda *w: through(x**2, *map(torch.ones_like, w))
+    return opened, lambda *w: through(torch.ones_like(x), *w, gates=False), lambda *w: through(x**2, *w)
 
-def test_px_against_gates_by_hand():
+@pytest.mark.parametrize('by_path', [False, True])
+def test_px_against_gates_by_hand(by_path):
     torch.manual_seed(0)
     model, x = Pooled().double(), torch.randn(5, 1, 8, 8).double()
-    with torch.no_grad(): total = gated(model, x)
+    with torch.no_grad(): opened, strength, both = factors(model, x)
     squares = {f'{n}.weight': (m.weight.detach()**2).requires_grad_() for n, m in model.named_children()}
-    slopes = torch.autograd.grad(total(*squares.values()).sum(), list(squares.values()))
-    found = px_scores(model, trace(model, (1, 8, 8)), [((x[:2],), {}), ((x[2:],), {})])
-    for (name, w), slope in zip(squares.items(), slopes): torch.testing.assert_close(found[name], slope*w.detach())
+    w = list(squares.values())
+    product = both(*w).sum() if by_path else (opened(*w)*strength(*w)).sum()
+    found = px_scores(model, trace(model, (1, 8, 8)), [((x[:2],), {}), ((x[2:],), {})], by_path=by_path)
+    for (name, s), slope in zip(squares.items(), torch.autograd.grad(product, w)): torch.testing.assert_close(found[name], slope*s.detach())
 
 @pytest.mark.parametrize('make, size', [(lambda: mlp([6, 8, 8, 4], bn=True, seed=0), (6,)), (Pooled, (1, 8, 8)),
                                         (lambda: resnet20(10, n_in=1, width=.25, seed=0), (1, 8, 8))])
-def test_px_with_open_gates_is_synflow_l2(make, size):
+def test_px_without_data_is_synflow_l2(make, size):
     torch.manual_seed(0)
     model, ones = make(), [(torch.ones(1, *size), torch.zeros(1))]
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         for density in (.1, .5):
-            masks = synflow_l2(model, density, size, iterations=4, squared=True)
+            masks = synflow_l2(model, density, size, iterations=4, squared=True, square_means=False)
             assert px(model, density, size, ones, iterations=4, gates=False) == masks
+
+def test_px_of_a_network_without_gates_knows_the_data_only_by_what_outputs_have_lost():
+    "A linear network opens all paths: the data's factor is alike for all outputs until some have lost weights."
+    model, x = mlp([6, 8, 4], activation=nn.Identity, bias=False, seed=0).double(), torch.randn(9, 6, generator=torch.Generator().manual_seed(0)).double()
+    graph, names = trace(model, (6,)), ('hidden1.linear.weight', 'head.weight')
+    whole, data = px_scores(model, graph, [((x,), {})], gates=False), float((x**2).sum())
+    for name, s in px_scores(model, graph, [((x,), {})]).items(): torch.testing.assert_close(s, whole[name]/9*data*8) # eight paths from each input
+    masks = {'head.weight': torch.arange(32).view(4, 8) % 3 > 0}
+    A, B = ((model.get_parameter(name).detach()**2) for name in names)
+    B, left = B*masks['head.weight'], masks['head.weight'].sum(1).double()
+    torch.testing.assert_close(px_scores(model, graph, [((x,), {})], masks)['head.weight'], data*left[:, None]*B*A.sum(1))
 
 def test_px_of_a_masked_network_has_gates_of_the_masked_network():
     model, x = mlp([6, 9, 4], seed=1), data()[0][0]
@@ -354,6 +378,26 @@ def test_change_of_outputs_is_the_trace_of_the_kernel():
         up, down = ({k: w.clone() for k, w in theta.items()} for _ in range(2))
         up[name][at] += 1e-4; down[name][at] -= 1e-4
         assert float(slope[name][at]) == pytest.approx(float(exact(up) - exact(down))/2e-4, rel=1e-4)
+
+def test_ntk_sap_normalises_both_runs_by_the_statistics_before_the_move():
+    "A second way, for one sample: functional calls with the statistics put in by hand, and the masks differentiated."
+    from phew_nb.baselines import ntk_sap_scores
+    from phew_nb.models import draw_weights
+    from phew_nb.scores import scoring
+    model = mlp([5, 6, 6, 3], bn=True, seed=0)
+    graph, x = trace(model, (5,)), torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
+    masks = {name: torch.rand(p.shape, generator=torch.Generator().manual_seed(1)) < .7 for name, p in graph.params.items()}
+    with scoring(model, graph) as params: found = ntk_sap_scores(model, graph, params, masks, torch.Generator().manual_seed(2), (x,), samples=1)
+    gen, m = torch.Generator().manual_seed(2), {name: mask.float().requires_grad_() for name, mask in masks.items()}
+    theta = {name: draw_weights(p.data, 'kaiming_normal', gen) for name, p in graph.params.items()}
+    moved = {name: t + .01*torch.randn(t.shape, generator=gen) for name, t in theta.items()}
+    still, stats = copy.deepcopy(model).train(), {}
+    for norm in still.modules():
+        if isinstance(norm, nn.BatchNorm1d): norm.momentum = 1.
+    with torch.no_grad(): torch.func.functional_call(still, {k: masks[k]*t for k, t in theta.items()}, x)
+    a, b = (torch.func.functional_call(still.eval(), {k: m[k]*t for k, t in w.items()}, x) for w in (theta, moved))
+    slopes = torch.autograd.grad(((a - b)**2).sum()/len(x), list(m.values()))
+    for (name, s), slope in zip(found.items(), slopes, strict=True): torch.testing.assert_close(s, slope.abs()/1e-4, rtol=2e-3, atol=1e-4)
 
 def test_ntk_sap_looks_at_no_data_and_no_weights():
     a, b = mlp([6, 8, 4], seed=0), mlp([6, 8, 4], seed=1)
