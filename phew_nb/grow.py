@@ -13,7 +13,6 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from fastai.vision.all import Callback, CancelStepException
 from .graph import PathGraph, trace
-from .iterative import cubic_steps
 from .masks import Masks, n_kept, unwrapped
 from .models import look_up
 from .report import edges_between
@@ -246,13 +245,23 @@ class Grow(Callback):
         self.seed, self.final, self.kwargs = seed, density, kwargs
         self.steps, self.rows, self.sums, self.start = 0, [], None, None
 
-    def before_fit(self):
-        if Masks.of(self.model) is None: raise ValueError('Grow needs masks to begin with: give them to the learner')
-    def before_train(self):
-        if self.epoch == 0: self.steps, self.rows, self.start = 0, [], Masks.of(self.model).kept
-    def after_fit(self): self.hand_over()
-    def state_dict(self): return dict(steps=self.steps, rows=self.rows, start=self.start)
-    def load_state_dict(self, state): vars(self).update(state)
+# %% ../nbs/53_grow.ipynb #507eb750
+@patch
+def before_fit(self:Grow):
+    if Masks.of(self.model) is None: raise ValueError('Grow needs masks to begin with: give them to the learner')
+
+@patch
+def before_train(self:Grow):
+    if self.epoch == 0: self.steps, self.rows, self.start = 0, [], Masks.of(self.model).kept
+@patch
+def after_fit(self:Grow): self.hand_over()
+
+@patch
+def state_dict(self:Grow) -> dict: # steps, rows and the number of weights at the start
+    return dict(steps=self.steps, rows=self.rows, start=self.start)
+@patch
+def load_state_dict(self:Grow, state:dict # from `state_dict`
+                   ): vars(self).update(state)
 
 # %% ../nbs/53_grow.ipynb #ae089478
 @patch
@@ -287,7 +296,9 @@ def before_step(self:Grow):
 def after_step(self:Grow): self.sums = None # of a step that mixed precision has skipped
 
 @patch
-def update(self:Grow, grads:dict):
+def update(self:Grow,
+           grads:dict, # parameter name -> gradient of all of its weights
+          ):
     "Exchange weights, by these gradients."
     learn, old, done, more = self.learn, Masks.of(self.model), float(self.learn.pct_train), dict(self.kwargs)
     frac = cosine_frac(done, self.frac, self.until)

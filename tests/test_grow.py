@@ -152,7 +152,8 @@ def fit(learn, **kwargs):
     return learn
 
 @pytest.mark.parametrize('method', ['set', 'rigl', 'walks'])
-@pytest.mark.parametrize('options', [{}, dict(amp='fp16'), dict(opt_func=Adam), dict(opt_func=Lamb)], ids=['plain', 'fp16', 'adam', 'lamb'])
+@pytest.mark.parametrize('options', [{}, dict(amp='fp16'), dict(amp='bf16'), dict(opt_func=Adam), dict(opt_func=Lamb)],
+                         ids=['plain', 'fp16', 'bf16', 'adam', 'lamb'])
 def test_counts_and_zeros(method, options):
     look = Look()
     learn = fit(learner(method, more=[look], **options))
@@ -160,6 +161,37 @@ def test_counts_and_zeros(method, options):
     assert [row['step'] for row in learn.grow.rows] == [7, 14, 21, 28]
     first = phew(mlp([64, 16, 10], bn=True, seed=0), .3, (64,))
     if method != 'walks': assert counts(learn.keep_masks.masks) == counts(first)
+
+def bf16(): return torch.autocast('cpu', torch.bfloat16)
+
+def dense_gradients_by_hand(model, x, y):
+    "Of a plain copy whose masked weights are ordinary zeros, in mixed precision too."
+    weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    with bf16(): loss = cross_entropy(torch.func.functional_call(mlp([64, 16, 10], bn=True, seed=0), weights, x), y)
+    return dict(zip(weights, torch.autograd.grad(loss, list(weights.values()))))
+
+def test_a_loop_in_bfloat16_grows_by_the_gradients_that_a_dense_network_has():
+    "Masks hold after every step and are exact after every update; masked weights' gradients are those of a plain copy."
+    model = mlp([64, 16, 10], bn=True, seed=0)
+    opt = torch.optim.SGD(model.parameters(), lr=.05, momentum=.9)
+    first = masks = phew(model, .3, (64,)).keep(model, opt)
+    gen = torch.Generator().manual_seed(0)
+    x, y = torch.randn(12, 32, 64, generator=gen), torch.randint(10, (12, 32), generator=gen)
+    for step in range(12):
+        by_hand = dense_gradients_by_hand(model, x[step], y[step])
+        with bf16(): loss = cross_entropy(model(x[step]), y[step])
+        found = dense_gradients(model, loss)
+        for name, g in found.items():
+            assert g.dtype == torch.float32 and g[~masks[name]].abs().max() > 0
+            torch.testing.assert_close(g, by_hand[name], rtol=1e-6, atol=1e-8)
+        if step % 4 == 3:
+            expected = regrow(model, masks, .3, {name: by_hand[name] for name in masks})
+            masks = grow(model, opt, loss, frac=.3)
+            assert masks == expected == Masks.of(model) and counts(masks) == counts(first)
+        else: loss.backward(); opt.step()
+        opt.zero_grad()
+        assert_zero(model, masks)
+    assert masks != first
 
 def test_convolutions_by_walks():
     model = resnet20(10, n_in=1, width=.25, seed=0)
