@@ -288,7 +288,9 @@ def damaged(self:Checkpoint, why:Exception) -> ValueError: # says what file, and
                       "remove it to start afresh")
 
 @patch
-def check_run(self:Checkpoint, run:dict):
+def check_run(self:Checkpoint,
+              run:dict, # what its file says of the run: see `what_runs`
+             ):
     "ValueError where a checkpoint's run is another one."
     for what, now in self.runs.items():
         if run[what] != now: raise OtherRun(

@@ -10,6 +10,7 @@ import math, torch
 import numpy as np
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
@@ -62,7 +63,8 @@ def dense_state(state:dict # from `sparse_state`, of either form
 # %% ../nbs/46_export.ipynb #26f1a2fe
 def _onnx(model, input_size):
     "A network as an ONNX model in memory."
-    try: import onnx, onnxscript
+    try:
+        for name in ('onnx', 'onnxscript'): import_module(name)
     except ImportError as e: raise ImportError(f"export_onnx needs {e.name}: pip install 'phew_nb[onnx]'") from e
     plain = deepcopy(unwrapped(model)).eval().cpu()
     Masks.forget(plain)
@@ -72,6 +74,12 @@ def _onnx(model, input_size):
                                  output_names=['output'],
                                  dynamic_shapes=[{0: torch.export.Dim('batch', min=1)}]).model_proto
 
+def _check_size(size, who):
+    "Raise unless something is the size of an input."
+    if not isinstance(size, (tuple, list, torch.Size)) or not all(isinstance(n, int) for n in size): raise ValueError(
+        f'{who} needs the input_size of one input, without the batch, such as (3, 32, 32); got {size!r}')
+
+# %% ../nbs/46_export.ipynb #48a6eb13
 def export_onnx(model:nn.Module, # a network, masked or not; left as it is
                 path:str|Path, # file to write, by custom with the ending .onnx
                 input_size:tuple, # of one input, without the batch
@@ -84,11 +92,6 @@ def export_onnx(model:nn.Module, # a network, masked or not; left as it is
     if sparse: _sparsify(made)
     write_bytes(path, made.SerializeToString())
     return Path(path)
-
-def _check_size(size, who):
-    "Raise unless something is the size of an input."
-    if not isinstance(size, (tuple, list, torch.Size)) or not all(isinstance(n, int) for n in size): raise ValueError(
-        f'{who} needs the input_size of one input, without the batch, such as (3, 32, 32); got {size!r}')
 
 # %% ../nbs/46_export.ipynb #dc6b5829
 def _sparsify(proto):
@@ -298,6 +301,7 @@ def _check_equal(model, small, input_size):
     raise ValueError('this network cannot be made compact: its code depends on the number of its channels in a way we '
                      f'do not know ({why})')
 
+# %% ../nbs/46_export.ipynb #3282b388
 def compact(model:nn.Module, # a masked network; left as it is
             masks:Masks=None, # its masks, or a dict of them; None: those it remembers
             input_size:tuple=None, # of one input, without the batch

@@ -6,13 +6,12 @@
 __all__ = ['gmp_iterations', 'all_pruners', 'StartAt', 'Remember', 'cubic_steps', 'gradual_magnitude', 'ticket_steps', 'lottery']
 
 # %% ../nbs/52_iterative.ipynb #c40cbbc5
-import math, torch, warnings
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from fastai.vision.all import Callback, DataLoader, DataLoaders
 from torch import nn
 from .checkpoints import check_count, network_kept
-from .graph import PathGraph
 from .masks import Masks, unwrapped
 from .pruners import pruners
 from .scores import caller_level, count_left, magnitude_scores, pruning_task, top_k
@@ -116,12 +115,11 @@ def gradual_magnitude(model:nn.Module,      # the network, trained in place
     "Train, then prune the smallest weights step by step with an epoch of training after each."
     dls, (graph, k, masks), full = _loaders(dl), pruning_task(model, input_size, density, kept), find_recipe(recipe)
     if epochs is not None: full = replace(full, epochs=max(check_count('epochs', epochs, 0), 1))
-    n = gmp_iterations.get(recipe if isinstance(recipe, str) else None, 10) if iterations is None else iterations
-    check_count('iterations', n)
+    steps = gmp_iterations.get(recipe, 10) if iterations is None else check_count('iterations', iterations)
     with _undone_if_it_fails(model, seed):
         start = count_left(graph, masks)
         if epochs != 0: _note_row(rows, start, _train(model, dls, full, full.epochs, loss, **kwargs))
-        for left in cubic_steps(start, k, n):
+        for left in cubic_steps(start, k, steps):
             masks = _shrink(model, graph, left, scope)
             _note_row(rows, left, _train(model, dls, _finetuning(full), 1, loss, **kwargs))
     return _warn_of_empty(masks)
@@ -149,6 +147,17 @@ def ticket_steps(start:int,       # number of weights there are
         steps.append(max(k, min(steps[-1] - 1, round(start*(1 - fraction)**len(steps)))))
     return steps[1:]
 
+# %% ../nbs/52_iterative.ipynb #9a03d1cd
+def _rounds(model, graph, left, steps, rewind, scope, train):
+    "Train, prune and put back, until as many weights are left as each step says; the last masks."
+    early, own = _state(model), [Remember(rewind)] if rewind else []
+    for n in steps:
+        train(left, own)
+        if rewind and isinstance(own[0], Remember): early, own = own[0].state, [StartAt(rewind)]
+        masks, left = _shrink(model, graph, n, scope), n
+        _set_state(model, _masked(early, masks))
+    return masks
+
 # %% ../nbs/52_iterative.ipynb #30174fd8
 def lottery(model:nn.Module,      # the network, trained and put back in place
             density:float=None,   # fraction of weights kept, in (0, 1]
@@ -169,14 +178,10 @@ def lottery(model:nn.Module,      # the network, trained and put back in place
     dls, (graph, k, masks), recipe = _loaders(dl), pruning_task(model, input_size, density, kept), find_recipe(recipe)
     epochs = recipe.epochs if epochs is None else check_count('epochs', epochs)
     if not 0 <= rewind < epochs: raise ValueError(f"rewind must be an epoch of the run, 0 to {epochs-1}, got {rewind}")
-    left = count_left(graph, masks)
+    train = lambda left, own: _note_row(rows, left, _train(model, dls, recipe, epochs, loss, own, **kwargs))
     with _undone_if_it_fails(model, seed):
-        early, own = _state(model), [Remember(rewind)] if rewind else []
-        for n in ticket_steps(left, k, fraction):
-            _note_row(rows, left, _train(model, dls, recipe, epochs, loss, own, **kwargs))
-            if rewind and isinstance(own[0], Remember): early, own = own[0].state, [StartAt(rewind)]
-            masks, left = _shrink(model, graph, n, scope), n
-            _set_state(model, _masked(early, masks))
+        left = count_left(graph, masks)
+        masks = _rounds(model, graph, left, ticket_steps(left, k, fraction), rewind, scope, train)
     return _warn_of_empty(masks)
 
 # %% ../nbs/52_iterative.ipynb #7caa4d27

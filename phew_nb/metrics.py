@@ -10,6 +10,7 @@ __all__ = ['path_trace', 'path_sum', 'count_paths', 'Width', 'widths', 'layer_de
 import itertools, math, torch
 from dataclasses import dataclass
 from html import escape
+from fastcore.basics import patch
 from typing import NamedTuple
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -19,7 +20,7 @@ from .masks import Masks
 from .scaled import Scaled
 from .flow import graph_and_masks, path_flow
 from .counts import exact_count, exact_counts
-from . import report # adds `Masks.report`
+from .report import edges_between # (and this adds `Masks.report`)
 from .linearised import evaluating, linearised
 
 # %% ../nbs/44_metrics.ipynb #ba894c8f
@@ -236,12 +237,16 @@ class Paths:
         "The derivative of each path's product by each weight."
         return self.table(lambda used, place: self.theta[used[:place] + used[place+1:]].prod())
 
-    def table(self, value):
-        "(P, m) with `value(used, place)` added up over the places at which a path uses a weight."
-        table = torch.zeros(len(self), len(self.theta), dtype=torch.float64)
-        for row, used in zip(table, self.weights):
-            for place, column in enumerate(used): row[column] += value(used, place)
-        return table
+# %% ../nbs/44_metrics.ipynb #be89a38c
+@patch
+def table(self:Paths,
+          value, # (columns of a path's weights, place among them) -> number
+         ) -> Tensor: # (P, m) float64
+    "`value(used, place)`, added up over the places at which a path uses a weight."
+    table = torch.zeros(len(self), len(self.theta), dtype=torch.float64)
+    for row, used in zip(table, self.weights):
+        for place, column in enumerate(used): row[column] += value(used, place)
+    return table
 
 # %% ../nbs/44_metrics.ipynb #87d219f3
 def _ways(graph, masks, skips, columns):
@@ -250,7 +255,7 @@ def _ways(graph, masks, skips, columns):
     for layer in graph.layers:
         c, mask = columns[layer.name], _mask_of(layer, masks)
         numbers = layer.pick(torch.arange(c.start, c.stop).view(layer.param.shape)).expand(layer.size)
-        keep = live[layer.dst][:, :, None, None] & (live[layer.src.clamp(min=0)] & (layer.src >= 0))[:, None, :, None]
+        keep = edges_between(layer, live)[..., None]
         for g, o, i, k in (keep.expand(layer.size) if mask is None else keep & mask).nonzero().tolist():
             ways.setdefault(int(layer.src[g, i]), []).append((int(layer.dst[g, o]), int(numbers[g, o, i, k])))
     for junction in graph.junctions:

@@ -7,7 +7,6 @@ __all__ = ['synflow', 'synflow_l2']
 
 # %% ../nbs/41_synflow.ipynb #3d514813
 import torch
-from torch import Tensor, nn
 from .scaled import pow2
 from .flow import Edges, GivenEdges, flow_through, is_wide
 from .linearised import linearised
