@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from .files import check_file, write_bytes
 from .graph import trace
 from .masks import Masks, as_masks, unwrapped
 from .models import PadShortcut
 from .state import random_kept
+from .tape import tracer_now
 
 # %% ../nbs/46_export.ipynb #b039d7dd
 def _masks_for(model, masks):
@@ -124,8 +124,7 @@ def _channels(module, numbers):
 # %% ../nbs/46_export.ipynb #48912c32
 def _look(seen, module, args, out):
     "While a network is traced: note the units of a module's channels, before and after it."
-    tracer = _get_current_dispatch_mode()
-    with _disable_current_modes():
+    with tracer_now() as tracer:
         units = [_channels(module, tracer.of(t)) if isinstance(t, Tensor) else None for t in (args[0], out)]
     seen.setdefault(module, []).append(units)
 
