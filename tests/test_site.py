@@ -1,5 +1,6 @@
 "The site, built as plain HTML: every link and anchor leads somewhere, every figure says what it shows."
 import importlib.util, sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -31,12 +32,15 @@ def pages(tmp_path_factory):
     finally: sys.path.remove(str(root/'tools'))
     return {p.relative_to(out).as_posix(): p.read_text(encoding='utf-8') for p in out.rglob('*.html')}
 
+@pytest.fixture(scope='module')
+def parsed(pages): return {name: Page(text) for name, text in pages.items()}
+
 def test_every_notebook_is_a_page(pages):
     notebooks = {p.relative_to(root/'nbs').with_suffix('.html').as_posix() for p in (root/'nbs').rglob('[!._]*.ipynb')}
     assert notebooks <= pages.keys()
 
-def test_links_and_anchors(pages):
-    parsed, broken = {name: Page(text) for name, text in pages.items()}, []
+def test_links_and_anchors(parsed):
+    broken = []
     for name, page in parsed.items():
         for link in page.links:
             if '://' in link or link.startswith('mailto:'): continue
@@ -46,10 +50,9 @@ def test_links_and_anchors(pages):
             if goal not in parsed or (anchor and anchor not in parsed[goal].ids): broken.append(f'{name}: {link}')
     assert not broken, broken
 
-def test_anchors_are_unique_and_figures_are_described(pages):
-    for name, text in pages.items():
-        page = Page(text)
-        twice = {i for i in page.ids if page.ids.count(i) > 1}
+def test_anchors_are_unique_and_figures_are_described(parsed):
+    for name, page in parsed.items():
+        twice = [i for i, n in Counter(page.ids).items() if n > 1]
         assert not twice, f'{name}: {twice}'
         assert all(page.alts), f'{name} has a figure without a description'
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import nbformat, yaml
 from latex2mathml.converter import convert
 from nbconvert.exporters import HTMLExporter
+from nbconvert.filters import Highlight2HTML
+from nbconvert.filters.widgetsdatatypefilter import WidgetsDataTypeFilter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbdev.config import get_config
 from run_notebooks import directives, root
@@ -70,8 +72,6 @@ def shown(cell):
     if not source and not outs: return None
     return dict(cell, source=source, outputs=outs, alt=found.get('fig-alt'), metadata=dict(tags=[kind] if kind else []))
 
-no_alt = 'alt="No description has been provided for this image"' # what nbconvert writes for every figure
-
 def alt_texts(cells):
     "For each figure what it shows: its cell's `#| fig-alt:`, else the heading above it."
     heading = ''
@@ -88,18 +88,25 @@ def colab(path):
     place = path.relative_to(root).as_posix()
     return cfg.git_url.replace('https://github.com', 'https://colab.research.google.com/github') + f'/blob/{cfg.branch}/{place}'
 
+class Exporter(HTMLExporter):
+    "nbconvert's HTML, without its second reading as a tree of tags: that takes most of the time, and describes no figure."
+    def from_notebook_node(self, nb, resources=None, **kw):
+        self.register_filter('highlight_code', Highlight2HTML(pygments_lexer='ipython3', parent=self))
+        self.register_filter('filter_data_type', WidgetsDataTypeFilter(notebook_metadata=self._nb_metadata, parent=self, resources=resources))
+        return super(HTMLExporter, self).from_notebook_node(nb, self._init_resources(resources), **kw)
+
 def body_of(path):
     "The HTML of a notebook's cells."
     nb = nbformat.read(path, 4)
     cells = [c for c in map(shown, nb.cells) if c]
     alts, ids = alt_texts(cells), []
-    exporter = HTMLExporter(template_name='basic', exclude_input_prompt=True, exclude_output_prompt=True,
-                            default_preprocessors=[])
+    exporter = Exporter(template_name='basic', exclude_input_prompt=True, exclude_output_prompt=True,
+                        default_preprocessors=[])
     exporter.register_filter('markdown2html', lambda source: MarkdownWithMath(renderer=Renderer(path, ids)).render(source))
     exporter.register_filter('clean_html', lambda text: text) # the notebooks are our own
     body = exporter.from_notebook_node(nbformat.from_dict(dict(nb, cells=cells)))[0]
-    body = re.sub(r'<div class="highlight[^>]*><pre><span></span>\s*</pre></div>', '', body) # of cells that show outputs alone
-    return re.sub(re.escape(no_alt), lambda m: f'alt="{html.escape(next(alts))}"', body)
+    body = re.sub(r'<div class=" ?highlight[^>]*><pre><span></span>\s*</pre></div>', '', body) # of cells that show outputs alone
+    return re.sub(r'<img(?![^>]*\balt=)', lambda m: f'<img alt="{html.escape(next(alts))}"', body)
 
 def sidebar(path, titles):
     "The list of all pages, seen from one of them."
