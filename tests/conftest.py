@@ -1,5 +1,5 @@
 "Every run of the tests is the same run: every test begins with the same random states, hypothesis draws the same examples, and one thread computes."
-import os, random
+import multiprocessing, os, random
 os.environ.setdefault('MPLBACKEND', 'Agg')
 os.environ.setdefault('OMP_NUM_THREADS', '1') # of the processes that tests start
 
@@ -24,6 +24,14 @@ def seed():
 def seeded():
     "A test does not depend on those that ran before it in its process."
     seed()
+
+@pytest.fixture(scope='session')
+def processes():
+    "Where processes come from: forks of one that has imported what takes long, or new ones where there are none."
+    if 'forkserver' not in multiprocessing.get_all_start_methods(): return multiprocessing.get_context('spawn')
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload(['phew_nb.training', 'phew_nb.data', 'phew_nb.models', 'fastai.distributed'])
+    return context
 
 def pytest_fixture_setup(fixturedef, request):
     "Nor does what tests share on which of them asks first."

@@ -1,5 +1,5 @@
 "Masks that grow: exact counts, RigL against a dense loop, runs that go on, mixed precision, two processes."
-import multiprocessing, os, socket, warnings
+import os, socket, warnings
 
 import pytest, torch
 from hypothesis import given, settings, strategies as st
@@ -249,15 +249,14 @@ def train_one_of_two(rank, path, port):
     result = dict(weights=learn.model.state_dict(), masks=dict(Masks.of(learn.model)), rows=learn.grow.rows)
     torch.save(result, path/f'{rank}.pt')
 
-def test_two_processes_choose_alike(tmp_path):
+def test_two_processes_choose_alike(processes, tmp_path):
     pytest.importorskip('accelerate')
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
-    spawn = multiprocessing.get_context('spawn').Process
-    processes = [spawn(target=train_one_of_two, args=(rank, tmp_path, port)) for rank in (0, 1)]
-    for p in processes: p.start()
-    for p in processes: p.join()
+    both = [processes.Process(target=train_one_of_two, args=(rank, tmp_path, port)) for rank in (0, 1)]
+    for p in both: p.start()
+    for p in both: p.join()
     ours, theirs = (torch.load(tmp_path/f'{rank}.pt') for rank in (0, 1))
     first = phew(mlp([64, 16, 10], seed=0), .3, (64,))
     assert Masks(ours['masks']) == Masks(theirs['masks']) != first and len(ours['rows']) == 4

@@ -635,33 +635,34 @@ def a_process(rank, world, port, names, queue):
         except BaseException: wrong = traceback.format_exc()
         queue.put((name, wrong))
         if wrong: break # the others may be waiting for this one
+    else: torch.distributed.barrier() # nobody leaves while another still hears from it
     torch.distributed.destroy_process_group()
 
 def free_port():
     import socket
     with socket.socket() as s: s.bind(('127.0.0.1', 0)); return s.getsockname()[1]
 
-def run_spread(world, names):
+def run_spread(context, world, names):
     "What each case had against itself, on any of the processes."
-    context, found = torch.multiprocessing.get_context('spawn'), {}
+    found = {}
     queue, port = context.Queue(), free_port()
-    processes = [context.Process(target=a_process, args=(rank, world, port, names, queue), daemon=True) for rank in range(world)]
-    for p in processes: p.start()
+    started = [context.Process(target=a_process, args=(rank, world, port, names, queue), daemon=True) for rank in range(world)]
+    for p in started: p.start()
     try:
         for _ in range(world*len(names)):
             name, wrong = queue.get(timeout=120)
             found[name] = found.get(name, '') + wrong
             if wrong: break
     finally:
-        for p in processes: p.terminate() if any(found.values()) else p.join(30)
+        for p in started: p.terminate() if any(found.values()) else p.join(30)
     return found
 
 @pytest.fixture(scope='module')
-def two_processes(): return run_spread(2, list(spread))
+def two_processes(processes): return run_spread(processes, 2, list(spread))
 
 @pytest.mark.parametrize('name', spread)
 def test_on_two_processes(two_processes, name):
     assert two_processes.get(name, 'an earlier case failed') == ''
 
 @pytest.mark.slow
-def test_on_four_processes(): assert not any(run_spread(4, list(spread)).values())
+def test_on_four_processes(processes): assert not any(run_spread(processes, 4, list(spread)).values())

@@ -39,11 +39,22 @@ def test_a_notebook_imports_lower_numbers_only(path):
         for module in {*imported(source)} - ({path.stem[3:]} if not source.startswith('#| export') else set()):
             assert number.get(module, 99) < own, f'{path.name} imports {module}'
 
-@pytest.mark.parametrize('name', [n for n,k in number.items() if k < 50])
-def test_no_fastai_below_training(name):
-    code = f'import sys, phew_nb.{name}; print([m for m in ("fastai", "pandas") if m in sys.modules])'
-    run = subprocess.run([sys.executable, '-c', code], cwd=root, capture_output=True, text=True)
-    assert run.stdout.strip() == '[]', run.stdout + run.stderr
+below = [name for name,k in number.items() if k < 50]
+
+@pytest.fixture(scope='module')
+def loaded():
+    "What each module below training brings in, when they are imported in their order."
+    code = """import sys, importlib
+for name in sys.argv[1:]:
+    importlib.import_module(f'phew_nb.{name}')
+    print(name, *({'fastai', 'pandas'} & sys.modules.keys()))"""
+    run = subprocess.run([sys.executable, '-c', code, *below], cwd=root, capture_output=True, text=True)
+    return {name: found for name, *found in map(str.split, run.stdout.splitlines())}, run.stderr
+
+@pytest.mark.parametrize('name', below)
+def test_no_fastai_below_training(loaded, name):
+    found, wrong = loaded
+    assert found.get(name) == [], wrong
 
 @pytest.mark.parametrize('path', numbered, ids=ids)
 def test_exported_cells(path):

@@ -1,5 +1,5 @@
 "Learners keep masks under every optimizer and callback of fastai, and runs survive being killed."
-import contextlib, multiprocessing, os, random, signal, socket, traceback, warnings
+import contextlib, os, random, signal, socket, traceback, warnings
 from dataclasses import replace
 from functools import partial
 
@@ -64,7 +64,7 @@ def test_every_fastai_optimizer(opt_func, dense_first):
 
 @pytest.mark.parametrize('options', [{}, dict(amp='bf16'), dict(amp='fp16'), dict(deterministic=True)], ids=str)
 def test_convolutions(options):
-    model = resnet20(10, n_in=1, seed=0)
+    model = resnet20(10, n_in=1, width=.5, seed=0)
     masks = random_masks(model, .1)
     dls = data_loaders(data, 100, device='cpu')
     learn = sparse_learner(dls, model, masks, Recipe(epochs=1), cbs=LookAtEveryStep(masks), **options)
@@ -199,16 +199,16 @@ def free_port():
         s.bind(('127.0.0.1', 0))
         return s.getsockname()[1]
 
-def run_two(path, agree=True):
-    port, context = free_port(), multiprocessing.get_context('spawn')
-    processes = [context.Process(target=train_one_of_two, args=(rank, path, port, agree)) for rank in (0, 1)]
-    for p in processes: p.start()
-    for p in processes: p.join()
+def run_two(context, path, agree=True):
+    port = free_port()
+    both = [context.Process(target=train_one_of_two, args=(rank, path, port, agree)) for rank in (0, 1)]
+    for p in both: p.start()
+    for p in both: p.join()
     return [torch.load(path/f'{rank}.pt', weights_only=False) for rank in (0, 1)]
 
-def test_two_processes_equal_one(tmp_path):
+def test_two_processes_equal_one(processes, tmp_path):
     pytest.importorskip('accelerate')
-    ours, theirs = run_two(tmp_path)
+    ours, theirs = run_two(processes, tmp_path)
     assert isinstance(ours, dict), ours
     with quiet(one := distributed_learner()):
         one.fit_recipe()
@@ -220,9 +220,9 @@ def test_two_processes_equal_one(tmp_path):
     torch.testing.assert_close(list(history(one).valid_loss), ours['loss'])
     torch.testing.assert_close(prediction, ours['prediction'])
 
-def test_two_processes_must_agree_on_the_masks(tmp_path):
+def test_two_processes_must_agree_on_the_masks(processes, tmp_path):
     pytest.importorskip('accelerate')
-    for said in run_two(tmp_path, agree=False): assert 'ranks [1] have other masks than rank 0' in said
+    for said in run_two(processes, tmp_path, agree=False): assert 'ranks [1] have other masks than rank 0' in said
 
 # killed by SIGKILL, three times
 
@@ -261,13 +261,11 @@ def run_until(context, path, stop):
     return where, process.exitcode
 
 @pytest.mark.skipif(not hasattr(signal, 'SIGKILL'), reason='no SIGKILL on this system')
-def test_killed_three_times(tmp_path):
+def test_killed_three_times(processes, tmp_path):
     "The run ends with the undisturbed run's weights, to the last bit."
-    context = multiprocessing.get_context('forkserver')
-    context.set_forkserver_preload(['phew_nb.training', 'phew_nb.data', 'phew_nb.models'])
     for stop in (1, 7), 'a checkpoint is written but not in place', (4, 3):
-        assert run_until(context, tmp_path/'run.pt', stop) == (stop, -signal.SIGKILL)
-    weights, code = run_until(context, tmp_path/'run.pt', 'never')
+        assert run_until(processes, tmp_path/'run.pt', stop) == (stop, -signal.SIGKILL)
+    weights, code = run_until(processes, tmp_path/'run.pt', 'never')
     undisturbed = make_learner()
     with quiet(undisturbed): undisturbed.fit_recipe()
     assert code == 0
@@ -385,7 +383,7 @@ def test_without_a_compiler_a_warning_says_so(monkeypatch):
 
 @pytest.mark.parametrize('first', ['frozen', 'free'])
 def test_fine_tune_freezes_and_unfreezes(first):
-    learn = vision_learner(block_loaders(16), resnet18, pretrained=False, cbs=Sparse('phew', .05))
+    learn = vision_learner(block_loaders(16), resnet18, pretrained=False, cbs=Sparse('phew', .01))
     if first == 'free': learn.unfreeze()
     with quiet(learn): learn.fit(1)
     masks = learn.sparse.masks

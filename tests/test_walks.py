@@ -332,7 +332,7 @@ def test_weights_are_kept_as_often_as_they_should(name, density, kwargs, n):
     count = kept_counts(graph, n, density=density, **kwargs)
     check_counts([(count[p], n, exact.get(p, 0.)) for p in places(graph)])
 
-@pytest.mark.parametrize('n', [2000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('n', [500, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('name, density', [('six', .3), ('convs', .4)])
 def test_frequencies_against_a_slow_simulation(name, density, n):
     """6-8-8-4 and two convolutions: as many runs of both samplers.
@@ -1108,7 +1108,7 @@ def fitting_after(graph, walks, n, m):
         for l, o, i in held: out[names[l], o*ws[l].shape[1] + i] += p
     return out
 
-@pytest.mark.parametrize('n', [1000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('n', [250, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('sizes, pattern, walks', [((4, 2, 2), "1:2", 6), ((4, 4, 2), '2:4', 5), ((2, 4, 2), '1:2', 5)])
 def test_walks_that_fit_obey_the_renormalised_law(sizes, pattern, walks, n):
     "Against exact probabilities: the set of weights held is a Markov chain, with walks that get stuck among them."
