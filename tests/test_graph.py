@@ -17,7 +17,6 @@ from truth import Behind, compare, layer_ids
 from phew_nb.flow import path_flow
 from phew_nb.graph import Layer, PathGraph, TraceError, _plain, _run, as_graph, named_tensors, trace
 from phew_nb.masks import Masks
-from phew_nb.numbers import Numbers
 from phew_nb.metrics import count_paths
 from phew_nb.walks import phew
 
@@ -210,12 +209,6 @@ def is_permutation(a, b):
     "The positions in a kernel may come in another order."
     return torch.equal(a.sort(-1)[0], b.sort(-1)[0])
 
-def test_weights_are_read_when_asked_for():
-    model = seq(C(1, 2), nn.Flatten(), nn.Linear(32, 2))
-    graph = trace(model, (1, 4, 4))
-    with torch.no_grad(): model[0].weight.fill_(3.)
-    assert (graph.layers[0].weight() == 3).all() and graph.params['0.weight'] is model[0].weight
-
 @pytest.mark.parametrize('wrap', [parametrizations.weight_norm, parametrizations.spectral_norm, torch.nn.utils.weight_norm,
                                   torch.nn.utils.spectral_norm])
 @pytest.mark.parametrize('layer', [nn.Linear(4, 3), nn.Linear(1, 3), C(2, 4, groups=2), nn.Conv2d(2, 2, 1)])
@@ -330,23 +323,6 @@ def test_autocast(run_before, around, inside):
         assert torch.equal(a.weight(), b.weight()) and is_permutation(layer_ids(a), layer_ids(b)) # in full precision
     assert len(graph.nodes) == len(plain.nodes)
 
-def test_copies_of_weights():
-    def layer(use, *shape, size=(3,)): return trace(Fn(use, w=P(*shape)), size).layers[0]
-    copies = [layer(lambda s, x: F.linear(x, s.w.half().float()), 4, 3), layer(lambda s, x: F.linear(x, s.w.t().contiguous()), 3, 4),
-              layer(lambda s, x: F.linear(x, s.w.t().contiguous().view(2, 3, 3)[1]), 3, 6), layer(lambda s, x: F.linear(x, s.w.clone()[1:]), 4, 3),
-              layer(lambda s, x: F.conv2d(x, s.w.contiguous(memory_format=torch.channels_last).double().float()), 4, 3, 2, 2, size=(3, 4, 4))]
-    for l in copies:
-        assert l.numbers is None and l.weight().untyped_storage().data_ptr() == l.param.untyped_storage().data_ptr()
-        assert torch.equal(layer_ids(l), l.index(*torch.meshgrid(*map(torch.arange, l.size), indexing='ij')))
-    assert [l.offset for l in copies] == [0, 0, 3, 3, 0]
-    def changed(s, x):
-        w = s.w.clone()
-        w[0] = 0
-        return F.linear(x, w[1:])
-    for use in (changed, lambda s, x: F.linear(x, s.w.clone().mul_(2)), lambda s, x: F.linear(x, s.w.t().contiguous().view(4, 3))):
-        l = layer(use, 4, 3)
-        assert l.stride is None and torch.equal(l.numbers.unique(), l.numbers.flatten().sort()[0])
-
 def test_no_compiler_is_loaded():
     code = ("import sys, torch; from phew_nb.graph import trace; trace(torch.nn.Linear(3, 2), (3,)); "
             "print([m for m in ('torch._dynamo', 'fastai', 'pandas') if m in sys.modules])")
@@ -430,23 +406,6 @@ def test_left_out():
     (name, why), = trace(Branch(), (3,)).left_out.items()
     assert name in ('a.weight', 'b.weight') and why == 'it is not run on this example'
 
-def test_kept_dense():
-    model = seq(nn.Linear(3, 4), seq(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 2))
-    full = trace(model, (3,))
-    for kw, names in ((dict(keep_dense='3'), None), (dict(keep_dense=('1', '2.weight')), ['0.weight']),
-                      (dict(keep_dense='*.0.*'), ['0.weight', '1.1.weight', '2.weight']),
-                      (dict(only='1'), ['1.0.weight', '1.1.weight']), (dict(only=['?.weight']), ['0.weight', '2.weight']),
-                      (dict(only='1', keep_dense='1.1'), ['1.0.weight'])):
-        if names is None:
-            with pytest.raises(TraceError, match="the pattern '3' fits no parameter"): trace(model, (3,), **kw)
-            continue
-        graph = trace(model, (3,), **kw)
-        assert list(graph.params) == names and graph.total == sum(graph.params[n].numel() for n in names)
-        assert [l.counted for l in graph.layers] == [l.name in names for l in graph.layers]
-        assert set(graph.left_out.values()) == {'kept dense'} and graph.n_units == full.n_units and 'kept dense' in repr(graph)
-        assert torch.equal(graph.live({n: p > 0 for n, p in graph.params.items()}),
-                           full.live({n: p > 0 for n, p in graph.params.items()}))
-
 def test_inputs():
     graph = trace(models['many inputs'][0](), ((1, 4, 4), (3,)))
     assert graph.inputs.tolist() == [0, 1, 2, 3] and len(graph.example) == 2
@@ -529,48 +488,6 @@ def test_activations_in_place(name):
     plain = trace(seq(linear(3, 4), linear(4, 2)), (3,))
     for graph in (a, b): assert [l.src.tolist() for l in graph.layers] == [l.src.tolist() for l in plain.layers] and not graph.junctions
 
-def test_token_mixing_is_a_filter():
-    graph = trace(models['mixer'][0](), (1, 4, 4))
-    mix = graph.layers[1]
-    assert mix.size == (3, 1, 1, 20) and mix.stride[0] == 0 and mix.src.tolist() == [[0], [1], [2]] or mix.src.shape == (3, 1)
-    assert torch.equal(mix.weight()[0], mix.weight()[2])
-
-def test_gates_keep_the_trunk():
-    model = Fn(lambda s, x: s.o(x*s.g(x.mean((2, 3), keepdim=True)).sigmoid()), g=C(3, 3, 1), o=C(3, 2))
-    gate, = trace(model, (3, 4, 4)).junctions
-    assert gate.kind == 'mul' and not gate.skip.any() and gate.child.view(3, 2).tolist() == [[0, 3], [1, 4], [2, 5]]
-
-def test_normalisation_by_hand():
-    def norm(s, x):
-        x = x - x.mean(1, keepdim=True)
-        x = x/(x.pow(2).sum(1, keepdim=True) + 1).sqrt()
-        return s.o(F.normalize(x)*s.w)
-    graph = trace(Fn(norm, o=nn.Linear(3, 2), w=P(3)), (3,))
-    assert graph.layers[0].src.tolist() == [[0, 1, 2]] and len(graph.layers) == 1
-
-def test_shared_weights_count_once():
-    graph = trace(models['one module twice'][0](), (3,))
-    assert [l.name for l in graph.layers] == ['0.weight']*3 + ['4.weight'] and graph.total == 15
-    graph = trace(models['tied autoencoder'][0](), (5,))
-    assert [l.size for l in graph.layers] == [(1, 3, 5, 1), (1, 5, 3, 1)] and graph.total == 15
-
-def test_a_batch_shares_weights():
-    model = Fn(lambda s, x: torch.matmul(x.unflatten(1, (2, 3)).transpose(2, 3), s.w).flatten(1), w=P(2, 3, 4))
-    for n in (1, 5):
-        layer, = trace(model, example=torch.randn(n, 6, 2)).layers
-        assert layer.size == (2, 4, 3, 1) and layer.src.tolist() == [[0, 1, 2], [3, 4, 5]]
-
-def test_sums_of_a_stack_are_sums():
-    model = Fn(lambda s, x: s.o(torch.stack([x, s.a(x), s.b(x)]).sum(0)), a=nn.Linear(3, 3), b=nn.Linear(3, 3), o=nn.Linear(3, 2))
-    total, = trace(model, (3,)).junctions
-    assert total.kind == 'add' and not total.stat and total.skip.view(3, 3).tolist() == [[True, False, False]]*3
-    check_skips(trace(model, (3,)))
-
-def test_seen_kernel_positions():
-    graph = trace(seq(C(1, 2), nn.Conv2d(2, 2, 3, padding=1, stride=2)), (1, 1, 1))
-    assert all(l.seen.tolist() == [False]*4 + [True] + [False]*4 for l in graph.layers)
-    assert trace(C(1, 2), (1, 4, 4)).layers[0].seen is None
-
 def test_deep_networks():
     class Deep(nn.Module):
         "Residual layers on tokens, of which one is unlike the others."
@@ -586,15 +503,6 @@ def test_deep_networks():
     wide = Fn(lambda s, x: s.o(sum(a(x) for a in s.a)), a=nn.ModuleList(nn.Linear(2, 2) for _ in range(40)), o=nn.Linear(2, 2))
     total, = trace(wide, (2,)).junctions
     assert len(total.child) == 80 and not total.skip.any()
-
-def test_results_written_elsewhere():
-    def out(s, x):
-        y = torch.full((1, 4), 7.)
-        torch.mm(x, s.w, out=y)
-        torch.add(y, x[:, :1], out=y)
-        return s.o(y)
-    graph = trace(Fn(out, w=P(3, 4), o=nn.Linear(4, 2)), (3,))
-    assert [l.name for l in graph.layers] == ['w', 'o.weight'] and len(graph.junctions) == 1
 
 # Refusals say what, where, and what to do
 
@@ -667,36 +575,6 @@ def test_table_and_plots():
     assert graph.plot(ax=ax) is ax
     plt.close('all')
 
-# Numbers, against numbers written out
-
-def random_view(v, rng):
-    d = rng.randrange(max(v.ndim, 1))
-    try:
-        return [lambda: v[..., rng.randint(0, 1)::rng.randint(1, 2)], lambda: v.transpose(d, -1), lambda: v.view(-1),
-                lambda: v.view(v.shape[0]*v.shape[1], *v.shape[2:]), lambda: v.unflatten(d, (-1, 2)), lambda: v.diagonal(),
-                lambda: v.unfold(d, 2, 1), lambda: v.select(d, 0), lambda: v.unsqueeze(0).expand(2, *v.shape)][rng.randrange(9)]()
-    except (RuntimeError, IndexError): return v
-
-@pytest.mark.parametrize('seed', range(100))
-def test_numbers_are_those_written_out(seed):
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
-    shape = [rng.choice([1, 2, 3, 4]) for _ in range(rng.randint(0, 4))]
-    x = torch.zeros(shape).to(memory_format=torch.channels_last if len(shape) == 4 and seed % 2 else torch.contiguous_format)
-    numbers, plain, views = Numbers(torch.int32), torch.full((x.numel(),), -1), [x]
-    numbers.put(x, -1)
-    for _ in range(10):
-        v = rng.choice(views)
-        for _ in range(rng.randint(0, 3)): v = random_view(v, rng)
-        views.append(v)
-        expected = plain.as_strided(v.shape, v.stride(), v.storage_offset())
-        assert torch.equal(numbers.get(v).long(), expected)
-        places = torch.arange(plain.numel()).as_strided(v.shape, v.stride(), v.storage_offset())
-        if places.unique().numel() < places.numel(): continue
-        new = torch.randint(0, 5, [n if rng.random() < .5 else 1 for n in v.shape]).expand(v.shape)
-        numbers.put(v, new)
-        expected.copy_(new)
-
 def chooser(forward):
     class Chooser(nn.Module):
         def __init__(self):
@@ -761,15 +639,6 @@ def test_ends_of_other_kinds():
     for bad in ('nothing', 7):
         with pytest.raises(TraceError, match='returns'): trace(Decoder(), (3,), outputs=bad)
 
-def test_an_example_may_be_a_mapping():
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.g, self.o = nn.Linear(2, 3), nn.Linear(3, 2)
-        def forward(self, x, scale): return self.o(x*self.g(scale))
-    graph = trace(Scaled(), example=dict(x=torch.randn(1, 3), scale=torch.randn(1, 2)))
-    assert list(graph.params) == ['g.weight', 'o.weight'] and graph.example.keys() == {'x', 'scale'}
-
 def test_products_of_parameters_are_constants():
     model = Fn(lambda s, x: s.o(s.q(x) @ s.r(s.pos).mT), q=linear(4, 4), r=linear(4, 4), o=linear(5, 2), pos=P(5, 4))
     graph = trace(model, (3, 4), channel_dim=-1)
@@ -782,21 +651,6 @@ def test_packed_sequences():
     model = Fn(forward, l=nn.LSTM(3, 4, batch_first=True), o=linear(4, 2))
     graph = trace(model, example=torch.randn(2, 3, 3), channel_dim=-1)
     assert {'l.weight_ih_l0', 'o.weight'} <= graph.params.keys() and graph.live()[graph.inputs].all()
-
-def test_frozen_weights_that_count_are_named():
-    model = seq(linear(3, 4), linear(4, 2))
-    model[0].weight.requires_grad_(False)
-    with pytest.warns(UserWarning, match="'0.weight' is frozen while others train.*keep_dense"): trace(model, (3,))
-
-said = {'a class': (nn.Linear, (3,), 'not the class Linear: make a network of it'), 'none': (None, (3,), 'not None'),
-        'learner': (type('Learner', (), dict(model=nn.Linear(3, 2)))(), (3,), 'not a Learner: give its network, .model'),
-        'batch': (nn.Conv2d(3, 2, 3), (1, 3, 8, 8), r'is that the 1 in front of \(3, 8, 8\)'),
-        'tokens': (nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2)), (4,), 'give token numbers as `example`')}
-
-@pytest.mark.parametrize('name', said)
-def test_what_to_give_instead(name):
-    model, size, words = said[name]
-    with pytest.raises(TraceError, match=words): trace(model, size)
 
 # The tape
 
@@ -823,28 +677,6 @@ def test_a_tape_holds_no_tensor_of_the_network():
     assert {kind for kind, _ in graph.tape.sources.values()} <= {'input', 'parameter', 'buffer'}
     other = pickle.loads(pickle.dumps(graph.tape))
     assert [s.name for s in copy.deepcopy(other).steps] == [s.name for s in graph.tape.steps]
-
-class Changes(nn.Module):
-    "Fills a cache, counts, hooks, and writes to its weights."
-    def __init__(self):
-        super().__init__()
-        self.fc, self.table, self.log, self.flags = nn.Linear(3, 2), None, [1], {'a': [2]}
-        self.register_buffer('count', torch.zeros(1))
-    def forward(self, x):
-        if self.table is None:
-            self.table = torch.linspace(0, 1, 2)
-            self.fc.register_forward_hook(lambda *args: None)
-        self.log.append(3); self.flags['a'].append(4); self.count += 1
-        with torch.no_grad(): self.fc.weight.clamp_(-.1, .1)
-        return self.fc(x)*self.table + random.random()
-
-def test_a_trace_leaves_everything_as_found():
-    model = Changes()
-    before, weight, states = copy.deepcopy(vars(model)), model.fc.weight.clone(), (torch.get_rng_state(), random.getstate())
-    trace(model, (3,))
-    assert model.table is None and model.log == [1] and model.flags == {'a': [2]} and not model.fc._forward_hooks
-    assert model.count.item() == 0 and torch.equal(model.fc.weight, weight) and model.training
-    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
 
 # --- places that the data tells, distances -----------------------------------------------------------------------------
 
