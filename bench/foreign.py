@@ -207,9 +207,8 @@ def measure(name, make, inputs):
     for key, spatial in ('synflow_pixels', True), ('synflow_paths', False):
         row[key] = attempt(lambda: kept(lambda: synflow(model, .1, graph, iterations=3, spatial=spatial)))
         row[key.replace('synflow', 'trace')] = attempt(lambda: f'{path_trace(model, None, graph, spatial=spatial).log10:.3f}')
-    if not isinstance(example, dict):
-        dl = [(*example, torch.zeros(1))]
-        row['snip'] = attempt(lambda: kept(lambda: snip(model, .1, graph, dl=dl, loss=lambda out, y: first_tensor(out).square().mean())))
+    dl = [(example, torch.zeros(1)) if isinstance(example, dict) else (*example, torch.zeros(1))] # (a batch of one: no statistics of it)
+    row['snip'] = attempt(lambda: kept(lambda: snip(model, .1, graph, dl=dl, batch_stats=False, loss=lambda out, y: first_tensor(out).square().mean())))
     return row | dict(as_before=fingerprint(model) == before)
 
 def main():
