@@ -56,13 +56,13 @@ images = {
     'Data2VecVision': 'Data2VecVisionForImageClassification', 'ResNet': 'ResNetForImageClassification', 'RegNet': 'RegNetForImageClassification',
     'ConvNext': 'ConvNextForImageClassification', 'ConvNextV2': 'ConvNextV2ForImageClassification', 'MobileNetV1': 'MobileNetV1ForImageClassification',
     'MobileNetV2': 'MobileNetV2ForImageClassification', 'PoolFormer': 'PoolFormerForImageClassification', 'Swin': 'SwinForImageClassification',
-    'Segformer': 'SegformerForSemanticSegmentation', 'VAN': 'VanForImageClassification', 'Bit': 'BitForImageClassification', 'Cvt': 'CvtForImageClassification',
+    'Segformer': 'SegformerForSemanticSegmentation', 'Bit': 'BitForImageClassification',
 }
 sizes = dict(ResNet=dict(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]), RegNet=dict(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=4),
              ConvNext=dict(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2), ConvNextV2=dict(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2),
              MobileNetV1=dict(depth_multiplier=.25), MobileNetV2=dict(depth_multiplier=.25), PoolFormer=dict(hidden_sizes=[8, 16, 16, 32], depths=[1]*4),
              Swin=dict(embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=2, patch_size=4), Segformer=dict(hidden_sizes=[8, 8, 16, 16], depths=[1]*4, num_attention_heads=[1, 1, 2, 2], decoder_hidden_size=16),
-             Bit=dict(hidden_sizes=[8, 16, 16, 32], depths=[1]*4, embedding_size=8, num_groups=4), Cvt=dict(embed_dim=[8, 8, 16], num_heads=[1, 1, 2], depth=[1, 1, 1]))
+             Bit=dict(hidden_sizes=[8, 16, 16, 32], depths=[1]*4, embedding_size=8, num_groups=4))
 
 def hugging_face():
     "Language models, vision models, and what reads one to write the other."
