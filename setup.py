@@ -23,7 +23,7 @@ ini.read(root/'settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
 statuses = ['1 - Planning', '2 - Pre-Alpha', '3 - Alpha', '4 - Beta', '5 - Production/Stable', '6 - Mature', '7 - Inactive']
 pythons = [f'3.{minor}' for minor in range(int(cfg['min_python'].split('.')[1]), 14)]
-extras = {name: cfg[f'{name}_requirements'].split() for name in ('dev', 'ray', 'track', 'onnx', 'accelerate', 'foreign')}
+extras = {key.removesuffix('_requirements'): value.split() for key,value in cfg.items() if key.endswith('_requirements')}
 readme = root/'README.md'
 
 setup(

@@ -117,7 +117,7 @@ def _check_kind(name, value, kind):
     wrong = not isinstance(value, kind) or kind is Real and isinstance(value, bool)
     if name == 'amp' and value not in (None, 'bf16', 'fp16') or name != 'amp' and wrong:
         raise TypeError(f'{name} must be {_kinds[kind]}, got {value!r}')
-    if kind is Real and not 0 < value < float('inf'): raise ValueError(f'{name} must be above 0, got {value!r}')
+    if kind is Real and not 0 < float(value) < float('inf'): raise ValueError(f'{name} must be above 0, got {value!r}')
 
 def _layers(hidden):
     "The units of each hidden layer, checked."
@@ -129,7 +129,7 @@ def _layers(hidden):
 def _rewiring(rewire):
     "What becomes of the masks, checked."
     if rewire in ('as pruned', 'shuffle'): return rewire
-    if isinstance(rewire, Real) and not isinstance(rewire, bool) and 0 <= rewire <= 1: return float(rewire)
+    if isinstance(rewire, Real) and not isinstance(rewire, bool) and 0 <= float(rewire) <= 1: return float(rewire)
     raise ValueError(f"rewire is 'as pruned', 'shuffle', or a width factor from 0 to 1, got {rewire!r}")
 
 # %% ../nbs/60_config.ipynb #f32b3811
@@ -157,7 +157,7 @@ def auto_recipe(model:str, # a name in `models`
                ) -> str: # a name in `recipes`
     "The paper's recipe for this network on this data, or else the default."
     names = getattr(known('data').get(data), 'recipe', None), f'{model}_{data}'
-    return next((name for name in names if name in known('recipe')), 'default')
+    return next((str(name) for name in names if name in known('recipe')), 'default')
 
 # %% ../nbs/60_config.ipynb #19870ac6
 _later = {'image_size', 'rewire', 'reinit'} # younger than the first records: at their default not in a name

@@ -260,7 +260,7 @@ def order_name(config:Config # what a run is made of
 def prune_ahead(configs:Iterable[Config] # of the runs to come
                ):
     "Let one order of walks serve all densities of a network and a seed."
-    _ahead.clear(), _orders.clear()
+    _ahead.clear(); _orders.clear()
     for c in configs:
         if name := order_name(c): _ahead.setdefault(name, set()).add(c.density)
 
@@ -276,7 +276,7 @@ def _ordered_masks(config, graph):
     if len(_ahead.get(name, ())) < 2 or any(layer.seen is not None for layer in graph.layers): return
     if name not in _orders:
         _orders.clear()
-        how = dict(seed=stream(config.seed, 'masks')) | walk_settings(config.method) | config.options
+        how = dict(seed=stream(config.seed, 'masks')) | (walk_settings(config.method) or {}) | config.options
         with warnings.catch_warnings():
             warnings.simplefilter('error') # what a density alone would not say
             try: _orders[name] = walk_order(graph, max(_ahead[name]), **how)

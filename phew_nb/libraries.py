@@ -76,6 +76,10 @@ def _made(cls, config):
     return model
 
 # %% ../nbs/07_libraries.ipynb #0075e192
+class _Reader(partial):
+    "What makes a network that reads tokens."
+    vocabulary:int
+
 def _hf(name):
     "What makes a network of transformers."
     try: import transformers
@@ -84,7 +88,7 @@ def _hf(name):
     cls = _head(_config(name), f'hf:{name}')
     images = cls == 'AutoModelForImageClassification'
     if images: return lambda n_out, input_size: _of_images(cls, name, n_out, input_size)
-    make = partial(_of_tokens, cls, name)
+    make = _Reader(_of_tokens, cls, name)
     make.vocabulary = _config(name).get_text_config().vocab_size
     return make
 

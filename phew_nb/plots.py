@@ -45,8 +45,9 @@ def _sorted(table):
 
 def _check_range(table, name, what):
     "Raise ValueError where a column has something else than numbers from 0 to 1."
-    values = pd.to_numeric(table.get(name, pd.Series(dtype=float)), errors='coerce')
-    for i,(value, given) in enumerate(zip(values, table.get(name, ()))):
+    column = table[name] if name in table else pd.Series(dtype=float)
+    values = pd.to_numeric(column, errors='coerce').tolist()
+    for i,(value, given) in enumerate(zip(values, column.tolist())):
         if not 0 <= value <= 1 and not pd.isna(given): raise ValueError(
             f'{name} is {what}, from 0 to 1; record {i} has {given!r}')
 
@@ -167,7 +168,7 @@ def _against_density(records, measure, spread, ylabel, then=lambda ax, stats: No
     return fig
 
 # %% ../nbs/65_plots.ipynb #666f2228
-def _has(group, name): return name in group and group[name].notna().any()
+def _has(group, name): return name in group and bool(group[name].notna().any())
 
 def is_regression(group:pd.DataFrame # a row a run, of one task
                  ) -> bool: # True where the runs have an `mse` and no accuracy; ValueError where they have neither

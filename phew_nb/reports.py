@@ -146,7 +146,7 @@ def task_html(title:str, # of the task
               group:pd.DataFrame, # its runs
              ) -> str:
     "The part of the page for one network and data set."
-    holes, columns = missing_runs(group), [c for c in _columns if c in group and group[c].notna().any()]
+    holes, columns = missing_runs(group), [c for c in _columns if c in group and bool(group[c].notna().any())]
     return '\n'.join([f'<h2>{escape(title) or "Results"}</h2>', list_html(facts(group)),
                       table_html(results_table(group)), _figures(group),
                       folded(f'of the grid, without a record: {_runs(len(holes))}', table_html(holes)), _said(group),

@@ -184,7 +184,7 @@ def read_failure(folder:str|Path, # of results
     "Why a run failed, at its last try."
     try: found = json.loads((Path(folder)/'failed'/f'{run}.json').read_bytes())
     except (OSError, ValueError, RecursionError): return {}
-    return _from_json(found) if isinstance(found, dict) else {}
+    return {k: _from_json(v) for k,v in found.items()} if isinstance(found, dict) else {}
 
 def read_failures(folder:str|Path # of results, or its address
                  ) -> list[dict]: # the last one of each run that has no record

@@ -94,7 +94,8 @@ def plan(configs:Iterable[Config], # what is wanted
     if shard: wanted = dict(list(wanted.items())[slice(*_part(shard))])
     found = Plan(wanted, {r['run']: r for r in records if r['run'] in wanted})
     each = [estimate(c, records) for c in found.missing.values()]
-    found.seconds = None if None in each else sum(each)
+    known = [s for s in each if s is not None]
+    found.seconds = sum(known) if len(known) == len(each) else None
     return found
 
 def _part(shard):
@@ -169,7 +170,7 @@ def rows_of(configs:Iterable[Config], # of runs
             track:str|None=None, # a name in `trackers`
            ) -> dict: # from (table, name) to bytes, for `know`; ValueError: which of them cannot be sent
     "What the names in some configs stand for, to be sent to another process."
-    whats, found = ('data', 'model', 'method', 'init', 'recipe', 'reinit'), {('tracker', track)}
+    whats, found = ('data', 'model', 'method', 'init', 'recipe', 'reinit'), {('tracker', track or '')}
     for c in configs: found |= {(what, getattr(c, what)) for what in whats if isinstance(getattr(c, what), str)}
     named = {(what, name): _table(what)[name] for what,name in found if name in _table(what) and ':' not in name}
     return {key: _sent(*key, row) for key,row in named.items()}
@@ -295,7 +296,7 @@ def _worker(parts, how, n_threads, pipe):
     try:
         know(how.rows, configs)
         prune_ahead(configs)
-        work(parts, how, lambda *said: pipe.send(said), parent.is_alive)
+        work(parts, how, lambda *said: pipe.send(said), lambda: parent is None or parent.is_alive())
     except (KeyboardInterrupt, BrokenPipeError): pass
     except (OSError, ImportError) as e: pipe.send(('stopped', None, str(e)))
 
@@ -521,7 +522,7 @@ def sweep(configs:Iterable[Config], # what to run
           track:str|None=None, # 'tensorboard' or 'wandb': where losses and accuracies are sent as well
           seconds:float=30., # the least time from one checkpoint of a run to the next
           **ray, # with `engine='ray'`: `address`, `gpus_per_run`, `retries`
-         ) -> list[dict]: # the records of these configs but the failed ones, in their order; a `Plan` if `dry_run`
+         ) -> list[dict]|Plan: # the records of these configs but the failed ones, in their order; a `Plan` if `dry_run`
     "Run all configs that the folder has no record of."
     check_engine(engine, track, ray)
     todo, how = plan(configs, out, shard), How(str(out), device, seconds, masks, track)

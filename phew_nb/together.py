@@ -170,7 +170,8 @@ def run_together(configs:list[Config], # of runs that `shared_settings` says can
     if len({shared_settings(c) for c in configs}) > 1 or shared_settings(configs[0]) is None: raise ValueError(
         'these runs cannot be trained together: they need one shape of perceptron, one recipe and one data set')
     parts = [_prepared(c, device) for c in configs]
-    for i,(_,_,masks,_,_) in enumerate(parts if on_masks else []): on_masks(i, masks)
+    if on_masks:
+        for i,(_,_,masks,_,_) in enumerate(parts): on_masks(i, masks)
     with own_chance(configs[0]) as told: rows = _trained(configs, parts, device)
     each = (time.monotonic() - start)/len(configs)
     return [_record(c, part, row, told, each, device, len(configs)) for c,part,row in zip(configs, parts, rows)]

@@ -10,6 +10,7 @@ ini = ConfigParser(delimiters=['='])
 ini.read(root/'settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
 version = cfg['version']
+extras = {key.removesuffix('_requirements'): value.split() for key, value in cfg.items() if key.endswith('_requirements')}
 
 @pytest.fixture(scope='module')
 def clone(tmp_path_factory):
@@ -70,7 +71,52 @@ def test_metadata(wheel):
     required = re.findall(r'^Requires-Dist: ([\w-]+)([^;\n]*)$', meta, re.M)
     assert {name for name,_ in required} == {re.match(r'[\w-]+', r)[0] for r in cfg['requirements'].split()}
     assert not [name for name,spec in required if '==' in spec or not spec], 'requirements are ranges'
-    assert set(re.findall(r'^Provides-Extra: (\w+)$', meta, re.M)) == {'dev', 'ray', 'track', 'onnx', 'accelerate', 'foreign'}
+    assert set(re.findall(r'^Provides-Extra: (\w+)$', meta, re.M)) == extras.keys()
+
+imported_as = {'pillow': 'PIL', 'scikit-learn': 'sklearn', 'pyyaml': 'yaml'}
+def module(requirement):
+    "The name by which a requirement is imported."
+    name = re.match(r'[\w-]+', requirement)[0]
+    return imported_as.get(name, name.replace('-', '_'))
+
+def imports(source):
+    "The packages that Python code imports, or asks for by their name."
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import): yield from (a.name.split('.')[0] for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level: yield node.module.split('.')[0]
+
+def test_the_library_imports_what_it_requires_and_requires_what_it_imports():
+    found = {m for p in (root/'phew_nb').glob('*.py') for m in imports(p.read_text(encoding='utf-8'))}
+    own, required = found - set(sys.stdlib_module_names) - {'phew_nb'}, {module(r) for r in cfg['requirements'].split()}
+    asked_for = {module(r) for name, rs in extras.items() if name != 'dev' for r in rs}
+    assert own <= required | asked_for, own - required - asked_for
+    assert required - own == {'torchvision'} # fastai needs it, of the version that goes with torch's
+
+def test_every_extra_is_used():
+    "By the library, its tests, its benchmarks or its notebooks."
+    paths = [p for d in ('phew_nb', 'tests', 'bench', 'tools') for p in (root/d).glob('*.py')] + [*(root/'nbs').rglob('*.ipynb')]
+    text = '\n'.join(p.read_text(encoding='utf-8') for p in paths if p.name != 'test_packaging.py')
+    for name, requirements in extras.items():
+        unused = [r for r in requirements if name != 'dev' and not re.search(rf'\b{module(r)}\b', text)]
+        assert not unused, f'{name}: {unused}'
+
+def address(text): return set(re.findall(r'https://github\.com/([\w.-]+)/phew_nb(?![\w-])', text))
+
+def test_the_owner_is_named_in_one_place():
+    "All addresses of the repository are those of `user` in settings.ini, which stands there once."
+    lines = (root/'settings.ini').read_text(encoding='utf-8').splitlines()
+    assert sum(cfg['user'] in line for line in lines) == 1 == sum(line.startswith('user =') for line in lines)
+    for p in [*root.glob('*.*'), *(root/'nbs').rglob('*.ipynb'), *(root/'nbs').glob('*.yml'), *(root/'bench').glob('*'), *(root/'tools').glob('*.py')]:
+        if p.is_file() and p.suffix not in ('.png', '.pyc'): assert address(p.read_text(encoding='utf-8')) <= {cfg['user']}, p
+
+def test_a_new_owner_reaches_the_readme(clone, tmp_path):
+    shutil.copytree(clone, tmp_path/'c')
+    text = (tmp_path/'c'/'settings.ini').read_text(encoding='utf-8')
+    (tmp_path/'c'/'settings.ini').write_text(text.replace(f"user = {cfg['user']}", 'user = somebody-else'), encoding='utf-8')
+    for how in [], ['--check']:
+        run = subprocess.run([sys.executable, 'tools/make_readme.py', *how], cwd=tmp_path/'c', capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+    for name in 'README.md', 'nbs/index.ipynb': assert address((tmp_path/'c'/name).read_text(encoding='utf-8')) == {'somebody-else'}
 
 @pytest.mark.parametrize('name, pattern', [('CITATION.cff', r'^version: (\S+)$'), ('CHANGELOG.md', r'^## (\d\S*)'),
                                            ('phew_nb/__init__.py', r'^__version__ = "(.*)"$')])

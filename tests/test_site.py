@@ -1,10 +1,10 @@
 "The site, built as plain HTML: every link and anchor leads somewhere, every figure says what it shows."
-import importlib.util, sys
+import importlib.util, re, shutil, subprocess, sys
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
+import pytest, yaml
 
 root = Path(__file__).resolve().parent.parent
 
@@ -19,6 +19,32 @@ class Page(HTMLParser):
         if 'id' in attrs: self.ids.append(attrs['id'])
         if tag == 'a' and 'href' in attrs: self.links.append(attrs['href'])
         if tag == 'img': self.alts.append(attrs.get('alt', ''))
+
+def test_quarto_is_told_of_everything():
+    "Its configuration names files that are there; the reading order has every notebook once; search and the table of methods are on."
+    config, order = (yaml.safe_load((root/'nbs'/name).read_text(encoding='utf-8')) for name in ('_quarto.yml', 'sidebar.yml'))
+    form, site = config['format']['html'], config['website']
+    named = [form['css'], form['include-after-body'], *config['project']['resources'], *(item['href'] for item in site['navbar']['left'])]
+    assert all((root/'nbs'/name).is_file() for name in named + [m for m in config['metadata-files']]), named
+    assert site['search']['location'] == 'navbar' and '45_pruners.ipynb' in named and {'source', 'issue'} == set(site['repo-actions'])
+    parts = [[part] if isinstance(part, str) else part['contents'] for part in order['website']['sidebar']['contents']]
+    patterns = [p for part in parts for p in ([part] if isinstance(part, str) else part)]
+    found = [p for pattern in patterns for p in (root/'nbs').glob(pattern) if not p.name.startswith('_')]
+    assert all(any((root/'nbs').glob(pattern)) for pattern in patterns) and len(found) == len(set(found))
+    assert set(found) == {p for p in (root/'nbs').rglob('[!._]*.ipynb') if '.ipynb_checkpoints' not in p.parts}
+
+@pytest.mark.skipif(not shutil.which('node'), reason='no node')
+def test_the_link_to_colab_is_made_of_the_link_to_the_source(tmp_path):
+    script = re.search(r'<script>(.*)</script>', (root/'nbs'/'colab.html').read_text(encoding='utf-8'), re.S)[1]
+    page = """
+const after = [], make = href => ({href, textContent: 'View source', matches: () => false, closest: () => item, querySelector: () => null})
+const source = make('https://github.com/u/r/blob/main/nbs/10_nodes.ipynb')
+const item = {cloneNode: () => { const link = make(source.href); return {matches: () => false, querySelector: () => link, link} }, after: x => after.push(x)}
+const document = {querySelectorAll: () => [source]}
+"""
+    (tmp_path/'t.js').write_text(page + script + '\nconsole.log(after[0].link.href, after[0].link.textContent)')
+    run = subprocess.run(['node', tmp_path/'t.js'], capture_output=True, text=True)
+    assert run.stdout == 'https://colab.research.google.com/github/u/r/blob/main/nbs/10_nodes.ipynb Open in Colab\n', run.stderr
 
 @pytest.fixture(scope='module')
 def pages(tmp_path_factory):

@@ -4,8 +4,10 @@ from base64 import b64decode
 from pathlib import Path
 
 from execnb.nbio import read_nb
+from nbdev.config import get_config
 from run_notebooks import directives, root
 
+index = root/'nbs'/'index.ipynb'
 images = Path('docs_img') # the pictures of the README, beside it
 
 def fenced(text, lang=''): return f'```{lang}\n{text.rstrip()}\n```'
@@ -36,15 +38,21 @@ def cell_blocks(cell, pictures):
     outs = [] if found.get('output') == 'false' else cell.get('outputs', [])
     return [fenced(code, 'python') if code else '', *(output_block(o, cell, pictures) for o in outs)]
 
+def with_owner(text):
+    "Addresses of this repository as `settings.ini` has them, whoever owned it before."
+    cfg = get_config(path=root)
+    return re.sub(rf'https://github\.com/[\w.-]+/{cfg.repo}(?![\w-])', cfg.git_url, text)
+
 def readme():
     "The text of the README, and its pictures by path."
     pictures, blocks = {}, ['<!-- Made from nbs/index.ipynb by tools/make_readme.py: edit there. -->']
-    for cell in read_nb(root/'nbs'/'index.ipynb').cells: blocks += cell_blocks(cell, pictures)
-    return '\n\n'.join(b for b in blocks if b) + '\n', pictures
+    for cell in read_nb(index).cells: blocks += cell_blocks(cell, pictures)
+    return with_owner('\n\n'.join(b for b in blocks if b) + '\n'), pictures
 
 def main():
     text, pictures = readme()
-    files = {Path('README.md'): text.encode(), **pictures}
+    own = with_owner(index.read_text(encoding='utf-8')).encode()
+    files = {index.relative_to(root): own, Path('README.md'): text.encode(), **pictures}
     old = {p.relative_to(root) for p in (root/images).glob('*.png')} - files.keys()
     stale = sorted(old | {p for p,b in files.items() if not (root/p).exists() or (root/p).read_bytes() != b})
     if '--check' in sys.argv[1:]:

@@ -139,7 +139,7 @@ def build(out):
     from pygments.formatters import HtmlFormatter
     css = (root/'tools'/'site.css').read_text() + HtmlFormatter(style='default').get_style_defs('.highlight')
     (out/'site.css').write_text(css, encoding='utf-8')
-    for file in sorted(nbs.rglob('*.html')): # interactive pages, made by notebooks
+    for file in sorted(nbs.glob('*/[!_]*.html')): # interactive pages, made by notebooks
         (out/file.relative_to(nbs)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, out/file.relative_to(nbs))
     return sum(len(pages) for _, pages in titles)
