@@ -46,8 +46,8 @@ def _sorted(table):
 def _check_range(table, name, what):
     "Raise ValueError where a column has something else than numbers from 0 to 1."
     column = table[name] if name in table else pd.Series(dtype=float)
-    values = pd.to_numeric(column, errors='coerce').tolist()
-    for i,(value, given) in enumerate(zip(values, column.tolist())):
+    values = pd.Series(pd.to_numeric(column, errors='coerce'))
+    for i,(value, given) in enumerate(zip(values, column)):
         if not 0 <= value <= 1 and not pd.isna(given): raise ValueError(
             f'{name} is {what}, from 0 to 1; record {i} has {given!r}')
 

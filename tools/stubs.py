@@ -11,8 +11,10 @@ loose = dict(
     CallIssue='the same, where functions are chosen by name from a table, or arguments are handed on as a dictionary',
     UnsupportedDunderAll='names of later modules are given when they are asked for, by `__getattr__`')
 # module -> places that pyright cannot follow (what a tensor subclass, a tracer or fastai adds when it runs): never more
-known = dict(arrays=3, baselines=1, checkpoints=3, cli=2, config=1, export=1, graph=6, grow=2, keeping=4, linearised=1,
-             looks=1, masks=1, metrics=1, nodes=3, numbers=2, operations=4, plots=3, reach=1, scores=1, steps=3, sweep=1, training=5, walks=7)
+known = dict(
+    arrays=5, baselines=2, blocks=1, checkpoints=3, draws=1, export=3, flow=1, graph=3, grow=4, keeping=11,
+    linearised=9, lines=3, looks=1, masks=4, metrics=2, models=3, nodes=5, numbers=2, operations=6, plots=5,
+    reach=2, rules=2, scores=2, state=2, steps=4, tape=8, training=8, walks=4)
 settings = dict(include=['phew_nb'], ignore=['phew_nb/_added.pyi'], typeCheckingMode='basic', pythonVersion='3.11',
                 strictParameterNoneValue=False) | {f'report{rule}': False for rule in loose}
 
