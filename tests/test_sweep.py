@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from phew_nb import experiments as E, store, sweep as S
+from phew_nb import sweep as S
 from phew_nb.config import Config, grid, run_name
 from phew_nb.experiments import run
-from phew_nb.store import append_line, read_failures, read_records
+from phew_nb.store import read_failures, read_records
 from phew_nb.sweep import sweep
 
 small = dict(hidden=(20,), epochs=1, per_class=10, test_per_class=5)
@@ -37,49 +37,6 @@ def wait_for(what, process):
 
 def n_records(out): return len(list((out/'records').glob('*.json'))) if (out/'records').exists() else 0
 
-def test_interrupted_it_goes_on(tmp_path, monkeypatch, capsys):
-    configs, calls = grid(seed=range(4), method='random', **small), []
-    def run_some(c, *args):
-        if len(calls) == 2: raise KeyboardInterrupt
-        calls.append(c)
-        return run(c, *args)
-    monkeypatch.setattr(E, 'run', run_some)
-    with pytest.raises(KeyboardInterrupt): sweep(configs, tmp_path, **alone)
-    assert 'stopped: 2 of 4 runs are recorded' in (said := capsys.readouterr().err) and '2 remain: random 0.1 seed 2' in said
-    assert [r['seed'] for r in read_records(tmp_path)] == [0, 1]
-    monkeypatch.setattr(E, 'run', lambda c, *args: calls.append(c) or run(c, *args))
-    records = sweep(configs, tmp_path, **alone)
-    assert [c.seed for c in calls] == [0, 1, 2, 3] and [r['seed'] for r in records] == [0, 1, 2, 3]
-
-def test_a_failing_run_is_reported_and_tried_again(tmp_path, capsys):
-    configs = [replace(config, recipe=replace(config.full_recipe, lr=1e30, epochs=2), epochs=2), config]
-    for together in False, True:
-        records = sweep(configs, tmp_path, progress=False, together=together)
-        said = capsys.readouterr().err
-        assert [r['run'] for r in records] == [run_name(config)]
-        assert 'failed: mlp on digits, magnitude 0.2 seed 0, epochs 2, lr 1e+30: the loss is' in said
-        failed, = read_failures(tmp_path)
-        assert 'FloatingPointError' in failed['error'] and 'Traceback' in failed['traceback']
-        assert failed['settings']['recipe']['lr'] == 1e30
-
-def test_records_of_version_01_are_not_run_again(tmp_path, monkeypatch):
-    record = run(config)
-    append_line(tmp_path/'records.jsonl', record)
-    monkeypatch.setattr(E, 'run', None)
-    assert sweep([config], tmp_path, **alone) == [record]
-
-def test_what_is_no_record_is_run_again(tmp_path):
-    record, = sweep([config], tmp_path, **alone)
-    (tmp_path/'records'/f'{run_name(config)}.json').write_bytes(b'{}')
-    with pytest.warns(UserWarning, match='set_aside'): again, = sweep([config], tmp_path, **alone)
-    assert same(again) == same(record)
-
-def test_a_damaged_checkpoint_is_put_aside(tmp_path):
-    path = store.checkpoint_path(tmp_path, run_name(config))
-    path.parent.mkdir(); path.write_bytes(b'PK')
-    record, = sweep([config], tmp_path, **alone)
-    assert same(record) == same(run(config)) and not path.exists() and (tmp_path/'set_aside'/path.name).exists()
-
 def test_a_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     "Broken off in its third epoch, it begins at the third again."
     longer, trained = replace(config, epochs=5), []
@@ -93,30 +50,6 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     record, = sweep([longer], tmp_path, track='watch', seconds=0, **alone)
     assert trained == [0, 1, 2, 2, 3, 4] and same(record) == same(run(longer))
     assert not list((tmp_path/'checkpoints').iterdir())
-
-def test_a_store_that_cannot_be_written(tmp_path, monkeypatch):
-    (tmp_path/'file').write_text('')
-    with pytest.raises(OSError, match='is not a folder|not a directory|folder'): sweep([config], tmp_path/'file', **alone)
-    def full(*args): raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(store, 'write_bytes', full)
-    with pytest.raises(OSError, match='No space left'): sweep([config], tmp_path, **alone)
-    monkeypatch.undo()
-    assert len(sweep([config], tmp_path, **alone)) == 1
-
-def test_a_clock_that_jumps(tmp_path, monkeypatch):
-    first = sweep(grid(seed=[0, 1], method='random', **small), tmp_path, **alone)
-    for path in (tmp_path/'records').iterdir(): os.utime(path, (2**33, 2**33)) # a file from the future
-    monkeypatch.setattr(time, 'time', lambda: 1e6)
-    records = sweep(grid(seed=[0, 1, 2], method='random', **small), tmp_path, **alone)
-    assert records[:2] == first and [r['seed'] for r in records] == [0, 1, 2]
-    assert records[2]['seconds'] > records[2]['seconds_pruning'] > 0 # they are told by another clock
-
-@pytest.mark.parametrize('cores, how, n', [(1, {}, 0), (3, {}, 0), (8, {}, 0), (8, dict(hidden=(400,)), 4), (64, dict(hidden=(400,)), 6)])
-def test_workers_are_as_many_as_make_sense(monkeypatch, cores, how, n):
-    "None for small networks, which are trained together; else one for two of the cores that are ours."
-    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: set(range(cores)), raising=False)
-    configs = grid(seed=range(6), method='random', **small | how)
-    assert S.sensible_workers(configs, 'cpu') == n and S.sensible_workers(configs, 'cuda') == 0
 
 def test_tensorboard(tmp_path):
     pytest.importorskip('tensorboard')
