@@ -234,7 +234,7 @@ def _sentence(error, names):
     from cyclopts.exceptions import UnknownOptionError, UnusedCliTokensError
     if isinstance(error, UnusedCliTokensError): return stray(error.unused_tokens[0])
     if not isinstance(error, UnknownOptionError): return ' '.join(str(error).rstrip('.').split())
-    given = (error.token.keyword or error.token.value).split('=')[0]
+    given = (error.token.keyword or error.token.value).split('=')[0].strip('[]') # (of a file, it stands in brackets)
     where = '' if error.token.source == 'cli' else f' in {error.token.source}'
     near = get_close_matches(given, names, 1, .6)
     return f'unrecognized option {given}{where}' + (f'; did you mean {near[0]}?' if near else '; --help lists them')

@@ -117,8 +117,7 @@ def phew(model,                # a network, or its `PathGraph`
     how |= dict(scores=scores, law=law, start=start, block=block)
     if pattern is None and _is_all(graph, masks, density, kept, remembers, how): return Masks.dense(graph.params)
     order = walk_order(graph, density, seed=seed, kept=kept, masks=masks, progress=progress, pattern=pattern, **how)
-    _warn_of_padding(graph, masks := order.masks(density, kept))
-    return masks
+    return _warn_of_padding(graph, order.masks(density, kept))
 
 # %% ../nbs/34_walks.ipynb #9abc6781
 def _in_reach(walker, target, visits=None):
@@ -199,13 +198,14 @@ def _give_up(visits, target, after):
         f"{visits.n_walks:,} walks hold {visits.kept:,} of the {target:,} weights asked for; ask for less")
 
 def _warn_of_padding(graph, masks):
-    "Warn of kept weights at kernel positions that only ever see padding."
+    "Masks; a warning tells of kept weights at kernel positions that only ever see padding."
     blind = {l.name: int(l.pick(masks[l.name])[..., ~l.seen.to(masks[l.name].device)].sum()) for l in graph.layers
              if l.name in masks and l.seen is not None}
     if sum(blind.values()): warnings.warn(
         f"{sum(blind.values()):,} of {masks.kept:,} kept weights stand at kernel positions that only ever see padding "
         f"at this input size, in {sum(n > 0 for n in blind.values())} layers ({', '.join(list(blind)[:3])}, ...): "
         "the network is made for larger inputs", stacklevel=3)
+    return masks
 
 # %% ../nbs/34_walks.ipynb #9cd6e8a4
 def as_pattern(pattern: str # such as '2:4'

@@ -254,27 +254,6 @@ def test_one_direction(name, direction):
     _, graph, net, _ = build(name)
     check_counts(list(path_cells(Walker(graph, direction=direction), Law(net), 4000, direction)))
 
-def test_starts_go_round():
-    model, graph, net, _ = build('outputs')
-    law = Law(net)
-    for direction in 'both', 'forward', 'backward':
-        for t, path in enumerate(draw_paths(graph, 40, seed=5, direction=direction)):
-            turn = t // 2 if direction == 'both' else t
-            if direction == 'forward' or direction == 'both' and t % 2 == 0: assert path[0][0] == graph.inputs[turn % 3]
-            else: assert path[-1][1] == graph.outputs[turn % 6]
-            start, forward = law.start(t, direction)
-            assert (net.inputs if forward else net.outputs).index(start) == turn % (3 if forward else 6)
-
-def test_dead_units_are_never_started_from():
-    model = mlp((4, 5, 3), bias=False, seed=0)
-    masks = Masks.dense({n: p for n, p in model.named_parameters()})
-    first, last = masks
-    masks[first][:, 1], masks[last][2] = False, False
-    graph = trace(model, (4,))
-    starts = [path[0][0] if t % 2 == 0 else path[-1][1] for t, path in enumerate(draw_paths(graph, 12, masks=masks))]
-    forward, back = itertools.cycle((0, 2, 3)), itertools.cycle(graph.outputs[:2].tolist())
-    assert starts == [next(back if t % 2 else forward) for t in range(12)]
-
 @pytest.mark.parametrize('name', networks)
 def test_visits_are_exact(name):
     "`expected_visits` (lemma 3) and the chance of every weight, to the last digits."
@@ -1068,16 +1047,6 @@ def test_scores_stand_in_for_weights_that_are_not_finite():
                        (scores | {'head.weight': scores['head.weight'].T}, 'have shape')):
         for f in phew, walk_order, expected_walks:
             with pytest.raises(ValueError, match=words): f(graph, .3, scores=bad)
-
-def test_the_round_begins_where_the_seed_says():
-    graph, begins = trace(plain(40, 6, 30), (40,)), set()
-    for seed in range(20):
-        paths = draw_paths(graph, 8, seed=seed, start='seed')
-        for units, n in (([p[0][0] for p in paths[::2]], 40), ([p[-1][1] for p in paths[1::2]], 30)):
-            assert all((b - a) % n == 1 for a, b in zip(units, units[1:]))
-        begins.add(paths[0][0][0])
-    assert len(begins) > 10
-    assert phew(graph, .2, seed=1, start='seed') == walk_order(graph, .5, seed=1, start='seed').masks(.2)
 
 # --- patterns ---------------------------------------------------------------------------------------------------------
 
