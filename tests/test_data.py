@@ -1,5 +1,5 @@
 "Data sets on disk: what is checked, what is cached, and what is said when something is wrong."
-import os, shutil, time, warnings
+import os, shutil, warnings
 from pathlib import Path
 
 import numpy as np, pytest, torch
@@ -89,46 +89,6 @@ def test_read_once(unpack, monkeypatch, tmp_path):
     shutil.rmtree(folder)
     assert torch.equal(load('mnist').train.x, first.train.x)
 
-def test_read_again_when_the_source_changed(unpack):
-    folder, first = unpack('mnist'), load('mnist')
-    save(folder/'training'/'0'/'0.png', (1, 28, 28))
-    os.utime(folder/'training'/'0'/'0.png', (time.time(), time.time() + 5))
-    changed = load('mnist').train.x
-    assert not torch.equal(changed[0], first.train.x[0]) and torch.equal(changed[1:], first.train.x[1:])
-
-@pytest.mark.parametrize('damage', ['flip', 'cut', 'empty', 'foreign'])
-def test_read_again_when_the_cache_is_damaged(unpack, tmp_path, damage):
-    unpack('mnist')
-    first, cache = load('mnist'), tmp_path/'data'/'phew_nb'/'mnist.safetensors'
-    keep = first.train.x.clone()
-    raw = bytearray(cache.read_bytes())
-    if damage == 'flip': raw[-100] ^= 4
-    cache.unlink()
-    cache.write_bytes(dict(flip=raw, cut=raw[:-1], empty=b'', foreign=b'{"not": "ours"}')[damage])
-    with pytest.warns(UserWarning, match='mnist.safetensors is damaged'): again = load('mnist')
-    assert torch.equal(again.train.x, keep)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        assert D.read_cache(cache)[0]
-
-def test_nothing_is_left_of_an_interrupted_write(tmp_path, monkeypatch):
-    def killed(*a): raise KeyboardInterrupt
-    monkeypatch.setattr(os, 'replace', killed)
-    with pytest.raises(KeyboardInterrupt): D.write_cache(tmp_path/'a.safetensors', {'a': torch.zeros(3)})
-    assert not list(tmp_path.iterdir())
-
-def test_no_place_for_a_cache(unpack, tmp_path):
-    unpack('mnist')
-    (tmp_path/'data'/'phew_nb').write_text('a file where the folder should be')
-    with pytest.warns(UserWarning, match='cannot be written'): data = load('mnist')
-    assert len(data.train) == 30
-
-def test_data_folder_by_fastai_settings(tmp_path, monkeypatch):
-    monkeypatch.setenv('FASTAI_HOME', str(tmp_path))
-    assert D.data_folder() == tmp_path/'data'
-    (tmp_path/'config.ini').write_text('[DEFAULT]\ndata = elsewhere\n')
-    assert D.data_folder() == tmp_path/'elsewhere'
-
 def test_missing_and_no_network(tmp_path, monkeypatch):
     import fastai.data.external
     def offline(url): raise OSError('no network')
@@ -140,26 +100,14 @@ def test_missing_and_no_network(tmp_path, monkeypatch):
 # each: data set, what goes wrong, what the message must name
 def remove(path): path.unlink()
 def cut(path): os.truncate(path, path.stat().st_size//2)
-def empty(path): os.truncate(path, 0)
-def other_size(path): save(path, (3, 16, 16))
-def not_an_image(path): path.write_text('hello')
 def remove_folder(path): shutil.rmtree(path)
-def add_file(path): path.parent.mkdir(parents=True, exist_ok=True); path.write_text('hello')
 def add_image(path): save(path, (3, 32, 32))
 def into_the_next(path):
     target = path.parent.parent/'dog'/path.name
     path.rename(target)
 
 @pytest.mark.parametrize('name, wrong, path, message', [
-    ('mnist', remove, 'training/3/0.png', "training has 2 images of class '3' instead of 3"),
     ('mnist', cut, 'training/3/0.png', 'training/3/0.png is damaged'),
-    ('mnist', empty, 'testing/9/1.png', 'testing/9/1.png is damaged'),
-    ('mnist', not_an_image, 'testing/9/1.png', 'testing/9/1.png is damaged'),
-    ('mnist', other_size, 'training/0/2.png', 'training/0/2.png is an image of 3x16x16, not 1x28x28'),
-    ('mnist', add_image, 'training/0/2.png', 'training/0/2.png is an image of 3x32x32, not 1x28x28'),
-    ('mnist', remove_folder, 'training/5', "training has no class '5'"),
-    ('mnist', remove_folder, 'testing', "testing has no class '0'"),
-    ('mnist', add_file, 'training/0/Thumbs.db', 'training/0/Thumbs.db does not belong there'),
     ('cifar10', add_image, 'train/zebra/1.png', "train has a foreign class 'zebra'"),
     ('cifar10', into_the_next, 'train/cat/0_cat.png', 'train/dog/0_cat.png does not belong there'),
     ('cifar10', add_image, 'train/cat/77.png', "train has 4 images of class 'cat' instead of 3"),
