@@ -499,6 +499,10 @@ stored = {
     'convs': (lambda: convs()[0], (2, 4, 4), .5, dict(power=.5), '6bb4417fb2311006'),
     'dense block': (lambda: dense_block()[0], (2, 3), .5, {}, '18e219cbf09d82fc'),
     'slots': (lambda: flat()[0], (1, 1, 4), .5, {}, '771474c83829b299'),
+    'turned starts': (lambda: mlp((20, 30, 10)), (20,), .1, dict(start='seed'), 'c558d2b744121b5b'),
+    'whole paths': (lambda: mlp((20, 30, 10)), (20,), .1, dict(law='paths'), 'b38e880940d87b7a'),
+    'walks that fit': (lambda: mlp((20, 32, 12)), (20,), .2, dict(pattern='2:4'), '89c70a2c844cfb6a'),
+    'blocks': (lambda: mlp((20, 32, 12)), (20,), .2, dict(block=(4, 4)), '2abd0b02b127ff4d'),
 }
 
 @pytest.mark.parametrize('name', stored)
@@ -622,6 +626,16 @@ def test_adversarial_rows(power, dtype, n):
             law[ok] = p/p.sum()
             count = torch.bincount(drawn, minlength=length)
             check_counts([(int(c), n, float(q)) for c, q in zip(count, law)], bound=1e-6)
+
+@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize('length', [3, 64, 70, 200])
+def test_the_ends_of_random_numbers_take_no_entry_without_mass(length, masked):
+    "0 and the last number below 1, in rows that begin or end with entries that must not be drawn."
+    rows, who = torch.zeros(3, length), torch.arange(3).repeat_interleave(2)
+    rows[0, length//2], rows[1, 1:-1], rows[2, -1] = 3., 1., 1e-30
+    if masked: rows[rows == 0] = float('nan')
+    entries = rows_table(rows, 1, holes=masked).draw(who, torch.tensor([0., 1 - 2**-53], dtype=torch.double).repeat(3))
+    assert (rows[who, entries] > 0).all()
 
 def plain(*sizes, seed=0):
     "An MLP without biases, weights of mixed sign."
