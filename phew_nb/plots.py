@@ -43,6 +43,7 @@ def _sorted(table):
     order = sorted(range(len(table)), key=lambda i: (-table.density.iat[i], known.get(table.method.iat[i], len(known))))
     return table.iloc[order].reset_index(drop=True)
 
+# %% ../nbs/65_plots.ipynb #543edc28
 def _check_range(table, name, what):
     "Raise ValueError where a column has something else than numbers from 0 to 1."
     column = table[name] if name in table else pd.Series(dtype=float)
