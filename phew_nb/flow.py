@@ -107,15 +107,15 @@ def carry(nodes,  # pairs (number, layer or junction) in their order
          ) -> Scaled: # `state`
     "Carry the numbers of units through nodes, forward or back."
     for i, node in reversed(nodes) if back else nodes:
-        if isinstance(node, Layer):
-            here, there = (node.dst, node.src) if back else (node.src, node.dst)
-            came, real = edges[i].through(state.take(here), back=back), there >= 0
-        else:
+        if not isinstance(node, Layer):
             links = open_links(node, skips)
             here, there = node.child[links], node.dst[node.row[links]]
             if back: here, there = there, here
-            came, real = state.take(here), slice(None)
-        state.add(there[real], came[real])
+            state.add(there, state.take(here))
+        elif back:
+            came, real = edges[i].through(state.take(node.dst), back=True), node.src >= 0
+            state.add(node.src[real], came[real])
+        else: state.put(node.dst, edges[i].through(state.take(node.src)))
     return state
 
 # %% ../nbs/23_flow.ipynb #3c20678d
