@@ -308,6 +308,14 @@ def test_n_kept(total, density):
     assert 1 <= n_kept(total, density) <= total
     assert abs(n_kept(total, density) - density*total) <= max(.5, 1 - density*total)
 
+@pytest.mark.parametrize('kept', [2.5, 2., True, '2'])
+def test_a_number_of_weights_is_whole(kept):
+    with pytest.raises(TypeError, match='whole number of weights.*use density='): n_kept(10, kept=kept)
+
+@pytest.mark.parametrize('name', [3, '', None])
+def test_masks_go_by_parameter_name(name):
+    with pytest.raises(TypeError, match='masks go by parameter name'): Masks({name: torch.ones(2).bool()})
+
 def test_a_crash_while_saving_leaves_the_old_file(tmp_path, monkeypatch):
     masks = random_masks(small_net())
     path = masks.save(tmp_path/'m')
