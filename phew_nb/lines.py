@@ -37,7 +37,8 @@ def why(error:BaseException # that was raised
        ) -> str:
     "The sentence of an error."
     text = re.sub(r'^\[Errno \d+\] ', '', ' '.join(str(error).split())) or type(error).__name__
-    memory = isinstance(error, (MemoryError, OverflowError)) or re.search(_too_large, text)
+    by_torch = isinstance(error, RuntimeError) and re.search(_too_large, text)
+    memory = by_torch or isinstance(error, (MemoryError, OverflowError))
     return f'a network or an input of this size does not fit into memory ({text[:150]})' if memory else text
 
 # %% ../nbs/06_lines.ipynb #645e36d9
