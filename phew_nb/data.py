@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from functools import partial
 from pathlib import Path
-from .models import as_generator, is_reference, load_object, look_up
+from .models import as_generator, is_reference, load_object, look_up, made_by
 from .arrays import Arrays, Data, Source, channel_stats, checksum, class_names, data_folder, decode, digits
 from .arrays import fingerprint, image_data, labelled_files, list_files, no_augments, read_cache, read_image
 from .arrays import source_folder, sources, write_cache
@@ -275,7 +275,7 @@ def is_drawn(name:str # as `data_row` takes it
 # %% ../nbs/04_data.ipynb #cd064816
 def _made(name, make, size=None):
     "The data set that a function of the user's makes, or that is there."
-    found = make() if callable(make) and not isinstance(make, Data) else make
+    found = made_by(name, make) if callable(make) and not isinstance(make, Data) else make
     return as_data(found, name, size)
 
 def load_data(name:str, # in `datasets`; a folder of images; or what makes the data: 'my_file.py:make'
