@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from . import __version__
 from .config import Config, fields_of, grid, known as known_names, run_name, varying
-from .files import check_file, check_files, check_folder, write_bytes
+from .files import check_file, check_files, check_folder, check_kind, write_bytes
 from .lines import (Page, Refused, Terminated, at_the_door, command, for_stream, note, notes, number, obey,
                            option, read_line, say, seeds, several, signals, told, whole, why, word, wrapped)
 
@@ -574,7 +574,9 @@ _prune_page = Page('phew_prune', 'phew_prune --model NAME --density NUMBER --out
 def _prune(args):
     "The work of phew_prune."
     with at_the_door():
-        check_files([*_files(args).values(), *filter(None, [args.weights_out])], filter(None, [args.weights]))
+        written = [*_files(args).values(), *filter(None, [args.weights_out])]
+        check_files(written, filter(None, [args.weights]))
+        for path in written: check_kind(path, 'masks or weights', b'{', at=8) # as safetensors files begin
         model, graph, masks = pruned(args)
         paths = _write(args, model, masks)
         lines = _report(args, graph, masks)
@@ -705,7 +707,9 @@ _report_page = Page('phew_report', 'phew_report FOLDER [options]', _report_about
 def _make_report(folder, args):
     "The work of phew_report."
     with at_the_door():
-        check_file(Path(args.out) if args.out else Path(folder)/'report.html')
+        page = Path(args.out) if args.out else Path(folder)/'report.html'
+        check_file(page)
+        check_kind(page, 'page', b'<!doctype html')
         from phew_nb.reports import write_report
         path = write_report(folder, args.out)
     say(json.dumps(dict(written=str(path))) if args.json else path)

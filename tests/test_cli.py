@@ -397,6 +397,15 @@ def test_a_device_is_not_replaced(tmp_path, capsys):
     assert cli.phew_prune(['--model', 'mlp', '--density', '.1', '--out', os.devnull]) == 0
     assert not os.path.isfile(os.devnull) and 'weights kept' in capsys.readouterr().out
 
+def test_files_of_another_kind_stay(tmp_path, capsys):
+    words, code = ['--model', 'mlp', '--density', '.1'], tmp_path/'net.py'
+    code.write_text('class Net: pass # and much more')
+    for option in '--out', '--weights-out':
+        assert 'holds no masks or weights' in refused(capsys, cli.phew_prune, *words, '--out', tmp_path/'m', option, code)
+    assert 'holds no page' in refused(capsys, cli.phew_report, tmp_path, '--out', code)
+    assert code.read_text() == 'class Net: pass # and much more'
+    for seed in '01': assert cli.phew_prune([*words, '--seed', seed, '--out', str(tmp_path/'m')]) == 0 # masks give way to masks
+
 def test_one_file_for_two_things(tmp_path, capsys):
     words = ['--model', 'mlp', '--density', '.1']
     assert cli.phew_prune([*words, '--out', str(tmp_path/'m'), '--weights-out', str(tmp_path/'w')]) == 0
