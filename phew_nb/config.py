@@ -203,6 +203,9 @@ def check_fields(values:Mapping # by name
                 ): # ValueError with the fields known and the nearest of them
     "Check that all names are those of fields of `Config`."
     names = {f.name: f for f in fields(Config)}
+    for name in values.keys() - names.keys():
+        if name in {f.name for f in fields(import_module('phew_nb.training').Recipe)}: raise ValueError(
+            f"{name} is part of a recipe: recipe = {{name = 'default', {name} = ...}}")
     for name in values: import_module('phew_nb.models').look_up(names, name, 'field of Config')
 
 # %% ../nbs/60_config.ipynb #c8df60ae

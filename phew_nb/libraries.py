@@ -48,10 +48,13 @@ def _config(name):
     import transformers as hf
     kind, _, rest = name.partition(',')
     settings = _settings(rest)
-    if Path(kind).exists(): found = hf.AutoConfig.from_pretrained(kind, local_files_only=True, **settings)
-    elif kind in hf.CONFIG_MAPPING: found = hf.AutoConfig.for_model(kind, **settings)
-    else: raise ValueError(f'{kind!r} is no kind of network of transformers{_near(kind, list(hf.CONFIG_MAPPING))}. '
-                           'Nothing is downloaded: name a kind, such as bert or vit, or the file of a config')
+    there = Path(kind).exists()
+    if not there and kind not in hf.CONFIG_MAPPING: raise ValueError(
+        f'nothing is downloaded, and {kind!r} is no kind of network of transformers, such as bert or vit, nor the file '
+        f'of a config{_near(kind, list(hf.CONFIG_MAPPING))}')
+    make = partial(hf.AutoConfig.from_pretrained, local_files_only=True) if there else hf.AutoConfig.for_model
+    try: found = make(kind, **settings)
+    except Exception as e: raise ValueError(f'hf:{name}: {" ".join(str(e).split())[:300]}') from e
     has = {**type(found)().to_dict(), **type(found).attribute_map}
     unknown = [key for key in settings if key not in has]
     if unknown: raise ValueError(f'{kind} has no setting {unknown[0]!r}{_near(unknown[0], has)}')

@@ -244,7 +244,8 @@ def _from_file(path):
     "The options in a TOML file, as text."
     import tomllib
     try: found = tomllib.loads(Path(path).read_text(encoding='utf-8'))
-    except (OSError, ValueError) as e: raise ValueError(f"'{path}' cannot be read as TOML: {e}") from None
+    except (OSError, ValueError) as e: raise ValueError(
+        f"'{path}' cannot be read as TOML: {getattr(e, 'strerror', None) or e}") from None
     return {k.replace('_', '-'): _as_words(v) for k,v in found.items()}
 
 def _as_words(value):
