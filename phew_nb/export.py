@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from .files import check_file, write_bytes
-from .graph import trace
+from .graph import PathGraph, as_example, call, named_tensors, trace
 from .masks import Masks, as_masks, unwrapped
 from .models import PadShortcut
 from .state import random_kept
@@ -54,41 +55,76 @@ def _unpacked(values, bits, shape):
 
 def dense_state(state:dict # from `sparse_state`, of either form
                ) -> dict: # what `load_state_dict` takes
-    "A state dict without sparse tensors."
+    "A state dict without sparse tensors. Weights alone: masks are kept again by `Masks.load(path).keep(model)`."
     packed = {name for name in state if f'{name}.kept' in state}
     rest = {f'{name}.{what}' for name in packed for what in ('kept', 'shape')}
     return {name: _unpacked(v, state[f'{name}.kept'], state[f'{name}.shape'].tolist()) if name in packed else
             v.to_dense() if v.layout != torch.strided else v for name, v in state.items() if name not in rest}
 
 # %% ../nbs/46_export.ipynb #26f1a2fe
-def _onnx(model, input_size):
-    "A network as an ONNX model in memory."
+def _check_size(size, who):
+    "Raise unless something is the size of an input."
+    if not isinstance(size, (tuple, list, torch.Size)) or not all(isinstance(n, int) for n in size): raise ValueError(
+        f'{who} needs the input_size of one input, without the batch, such as (3, 32, 32); got {repr(size):.60}. '
+        'Or give an `example`: a tensor, a tuple of them, or a dict of keyword arguments')
+
+def _inputs(model, size, example, who):
+    "What a network is run on, as a tuple or dict: the example, that of a graph, or two random inputs of a size."
+    if example is None and isinstance(size, PathGraph): example = size.example
+    if example is None: _check_size(size, who)
+    p = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    if example is None: return torch.randn(2, *size, dtype=p.dtype, device=p.device),
+    return tree_map(lambda t: t.detach().to(p.device) if isinstance(t, Tensor) else t, as_example(example))
+
+def _first_line(e): return f'{type(e).__name__}: {(str(e).strip().splitlines() or [""])[0]:.200}'
+
+def _run(model, inputs, who):
+    "What a network returns, by name; ValueError where it does not run."
+    try:
+        with torch.no_grad(): return dict(named_tensors(call(model, inputs)))
+    except Exception as e:
+        sizes = ', '.join(f'{name}: {tuple(t.shape)}' for name, t in named_tensors(inputs))
+        raise ValueError(f'{who}: the model does not run on inputs of size {sizes} ({_first_line(e)}); '
+                         'give an `example`, such as token numbers for an embedding') from e
+
+# %% ../nbs/46_export.ipynb #3e9a70c4
+def _batches(inputs):
+    "Inputs of two or more samples (one alone would be taken for all), the name of each, and which sizes vary."
+    n = max((len(t) for _, t in named_tensors(inputs) if t.ndim), default=1)
+    own = lambda t: isinstance(t, Tensor) and t.ndim > 0 and len(t) == n
+    inputs = tree_map(lambda t: torch.cat([t, t]) if n == 1 and own(t) else t, inputs)
+    n = 2 if n == 1 else n
+    sizes = tree_map(lambda t: {0: torch.export.Dim('batch', min=1)} if own(t) else None, inputs)
+    names = list(inputs) if isinstance(inputs, dict) else [f'input{i or ""}' for i in range(len(inputs))]
+    return inputs, names, sizes
+
+def _onnx(model, inputs):
+    "A network as an ONNX model in memory; `inputs` as `_inputs` gives them."
     try:
         for name in ('onnx', 'onnxscript'): import_module(name)
     except ImportError as e: raise ImportError(f"export_onnx needs {e.name}: pip install 'phew_nb[onnx]'") from e
     plain = deepcopy(unwrapped(model)).eval().cpu()
     Masks.forget(plain)
-    with random_kept():
-        example = torch.randn(2, *input_size)
-        return torch.onnx.export(plain, (example,), dynamo=True, optimize=True, verbose=False, input_names=['input'],
-                                 output_names=['output'],
-                                 dynamic_shapes=[{0: torch.export.Dim('batch', min=1)}]).model_proto
-
-def _check_size(size, who):
-    "Raise unless something is the size of an input."
-    if not isinstance(size, (tuple, list, torch.Size)) or not all(isinstance(n, int) for n in size): raise ValueError(
-        f'{who} needs the input_size of one input, without the batch, such as (3, 32, 32); got {size!r}')
+    inputs, names, sizes = _batches(tree_map(lambda t: t.cpu() if isinstance(t, Tensor) else t, inputs))
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, None)
+    outputs = [name or 'output' for name in _run(plain, inputs, 'export_onnx')]
+    try: return torch.onnx.export(plain, args, kwargs=kwargs, dynamo=True, optimize=True, verbose=False,
+                                  input_names=names, output_names=outputs, dynamic_shapes=sizes).model_proto
+    except Exception as e: raise RuntimeError(
+        f"PyTorch's exporter cannot write this network as ONNX, masked or not ({_first_line(e.__cause__ or e)}): "
+        "rewrite what depends on values, or use a smaller part") from e
 
 # %% ../nbs/46_export.ipynb #48a6eb13
 def export_onnx(model:nn.Module, # a network, masked or not; left as it is
                 path:str|Path, # file to write, by custom with the ending .onnx
-                input_size:tuple, # of one input, without the batch
+                input_size=None, # of one input, without the batch; or a `PathGraph`, whose example is taken
                 sparse:bool=False, # store sparse weights sparsely?
+                example=None, # instead: an input (batch first), a tuple of inputs, or a dict of keyword arguments
                ) -> Path: # the path; OSError where it cannot be written, ImportError without the extra `onnx`
     "Write a network as an ONNX file."
-    _check_size(input_size, 'export_onnx')
+    with random_kept(): inputs = _inputs(unwrapped(model), input_size, example, 'export_onnx')
     check_file(path)
-    made = _onnx(model, input_size)
+    with random_kept(): made = _onnx(model, inputs)
     if sparse: _sparsify(made)
     write_bytes(path, made.SerializeToString())
     return Path(path)
@@ -125,14 +161,15 @@ def _channels(module, numbers):
 def _look(seen, module, args, out):
     "While a network is traced: note the units of a module's channels, before and after it."
     with tracer_now() as tracer:
-        units = [_channels(module, tracer.of(t)) if isinstance(t, Tensor) else None for t in (args[0], out)]
+        ends = args[0] if args else None, out
+        units = [_channels(module, tracer.of(t)) if isinstance(t, Tensor) else None for t in ends]
     seen.setdefault(module, []).append(units)
 
-def _traced(model, input_size):
+def _traced(model, inputs, channel_dim=1):
     "The graph of a model, and for each module the units before and after it, for each time it ran."
     seen = {}
     hooks = [m.register_forward_hook(lambda *a: _look(seen, *a)) for m in model.modules()]
-    try: return trace(model, input_size), seen
+    try: return trace(model, example=inputs, channel_dim=channel_dim, outputs='all'), seen
     finally:
         for hook in hooks: hook.remove()
 
@@ -170,19 +207,31 @@ def _stay(units, stays):
     return torch.where(units < 0, True, stays[units])
 
 # %% ../nbs/46_export.ipynb #a8df020b
-def _constants(model, layers, input_size):
+def _other(inputs):
+    "Other inputs of the same sizes: floats with noise, whole numbers in another order."
+    def other(t):
+        if not isinstance(t, Tensor) or t.dtype == torch.bool: return t
+        if t.is_floating_point(): return t + torch.randn_like(t)
+        return t.flatten()[torch.randperm(t.numel(), device=t.device)].view_as(t)
+    return tree_map(other, inputs)
+
+def _constants(model, layers, inputs):
     "For each input channel of each layer module: its constant value, NaN for a constant image, 0 if it varies."
-    values, p = {}, next(model.parameters())
+    read = {m: [] for m in layers}
     def look(module, args):
-        x = args[0].detach().movedim(-1 if isinstance(module, nn.Linear) else 1, 1)[..., None].flatten(2)
-        same, flat = (x == x[:1]).flatten(2).all(2).all(0), (x == x[..., :1]).all(2).all(0)
-        values[module] = torch.where(same, torch.where(flat, x[0, :, 0], torch.nan), 0)
+        x = args[0].detach().movedim(-1 if isinstance(module, nn.Linear) else 1, 1)
+        read[module].append(x[..., None].flatten(2))
     hooks = [m.register_forward_pre_hook(look) for m in layers]
     try:
-        with torch.no_grad(): model.eval()(torch.randn(2, *input_size, dtype=p.dtype, device=p.device))
+        for x in (inputs, _other(inputs)): _run(model.eval(), x, 'compact')
     finally:
         for hook in hooks: hook.remove()
-    return values
+    return {m: _constant(torch.cat(xs)) for m, xs in read.items()}
+
+def _constant(x):
+    "Of (samples, channels, positions): each channel's value, NaN for a constant image, 0 if it varies."
+    same, flat = (x == x[:1]).all(2).all(0), (x == x[..., :1]).all(2).all(0)
+    return torch.where(same, torch.where(flat, x[0, :, 0], torch.nan), 0)
 
 # %% ../nbs/46_export.ipynb #af8afa84
 def _pads(module):
@@ -244,15 +293,15 @@ class _Plan:
     "What is to be cut: the layers (module -> name, units read, units made), other modules, and which units stay."
     layers:dict; seen:dict; stays:Tensor; constants:dict
 
-def _plan(model, masks, input_size):
+def _plan(model, masks, inputs, channel_dim=1):
     "Decide which units stay."
-    graph, seen = _traced(model, input_size)
+    graph, seen = _traced(model, inputs, channel_dim)
     names = {m: name for name, m in model.named_modules()}
     label, live = _tied(graph, seen), graph.live(masks, skips=True)
     layers = {m: (names[m], *runs[0]) for m, runs in seen.items()
               if isinstance(m, (*_convs, nn.Linear)) and None not in runs[0]}
     constants = {m: torch.where(_stay(layers[m][1], live), 0, c.cpu())
-                 for m, c in _constants(model, layers, input_size).items()}
+                 for m, c in _constants(model, layers, inputs).items()}
     plan = _Plan(layers, seen, live.clone(), constants)
     plan.stays[_protected(model, graph, seen)] = True
     while (more := _more(plan, label)) is not None: plan.stays[more] = True
@@ -288,32 +337,42 @@ def _cut_padding(module, block, plan):
     module.more = n_out - n_in
 
 # %% ../nbs/46_export.ipynb #99a39b72
-def _check_equal(model, small, input_size):
+def _doubled(tree):
+    "Inputs on the CPU, in double precision."
+    def double(t): return t.cpu().double() if t.is_floating_point() else t.cpu()
+    return tree_map(lambda t: double(t) if isinstance(t, Tensor) else t, tree)
+
+def _check_equal(model, small, inputs):
     "Raise unless two networks compute the same, in double precision."
-    x = torch.randn(4, *input_size, dtype=torch.float64)
     model, small = (deepcopy(m).cpu().double().eval() for m in (model, small))
-    try:
-        with torch.no_grad(): a, b = model(x), small(x)
-        if torch.allclose(a, b, rtol=1e-6, atol=1e-8*float(a.abs().max())): return
-        why = f'outputs differ by up to {float((a - b).abs().max()):.2g}'
-    except RuntimeError as e: why = str(e)
-    raise ValueError('this network cannot be made compact: its code depends on the number of its channels in a way we '
-                     f'do not know ({why})')
+    for x in map(_doubled, (inputs, _other(inputs))):
+        wanted = _run(model, x, 'compact')
+        try: got, why = _run(small, x, 'compact'), ''
+        except ValueError as e: got, why = {}, str(e.__cause__)
+        for (name, a), b in zip(wanted.items(), got.values()):
+            a, b = a.double(), b.double()
+            if a.shape != b.shape: why = f'an output of {tuple(a.shape)} would be one of {tuple(b.shape)}'
+            elif a.numel() and not torch.allclose(a, b, rtol=1e-6, atol=1e-8*float(a.abs().max()), equal_nan=True):
+                why = f'outputs differ by up to {float((a - b).abs().max()):.2g}'
+        if why: raise ValueError('this network cannot be made compact: its code depends on the number of its channels '
+                                 f'in a way we do not know ({why})')
 
 # %% ../nbs/46_export.ipynb #3282b388
 def compact(model:nn.Module, # a masked network; left as it is
             masks:Masks=None, # its masks, or a dict of them; None: those it remembers
-            input_size:tuple=None, # of one input, without the batch
+            input_size=None, # of one input, without the batch; or a `PathGraph`, whose example is taken
+            example=None, # instead: an input (batch first), a tuple of inputs, or a dict of keyword arguments
+            channel_dim:int=1, # dimension of an input that holds its units, as in `trace`
            ) -> nn.Module: # a smaller network with the same outputs in evaluation mode; it remembers its masks
     "A network without its dead units."
     masks = _masks_for(model, masks)
     if masks is None: raise ValueError('compact needs masks: give them, or a model that remembers some')
-    _check_size(input_size, 'compact')
     with random_kept():
+        inputs = _inputs(unwrapped(model), input_size, example, 'compact')
         full = masks.bake(deepcopy(unwrapped(model)))
         small = deepcopy(full)
-        left = _cut(small, masks, _plan(small, masks, input_size))
-        _check_equal(full, small, input_size)
+        left = _cut(small, masks, _plan(small, masks, inputs, channel_dim))
+        _check_equal(full, small, inputs)
     left.apply(small)
     for new, old in zip(small.modules(), unwrapped(model).modules(), strict=True): new.training = old.training
     return small

@@ -6,8 +6,10 @@ from torch import nn
 from torch.torch_version import TorchVersion
 
 from phew_nb.export import compact, dense_state, export_onnx, sparse_state
+from phew_nb.graph import trace
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20
+from phew_nb.pruners import prune
 
 try: import onnx, onnxscript # noqa: F401
 except ImportError: onnx = None
@@ -148,3 +150,75 @@ def test_onnx(tmp_path, sparse):
         torch.testing.assert_close(torch.tensor(session.run(None, {'input': x.numpy()})[0]), y, rtol=1e-3, atol=1e-4)
         model.train()
     assert path.stat().st_size < (500_000 if sparse else 1_300_000)
+
+class Tokens(nn.Module):
+    "Reads token numbers."
+    def __init__(self):
+        super().__init__()
+        self.emb, self.first, self.second, self.head = nn.Embedding(50, 16), nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+    def forward(self, ids): return self.head(self.second(self.first(self.emb(ids)).relu()).relu().mean(1))
+
+def tokens(n=2): return torch.randint(50, (n, 7))
+
+def pruned_bert(density):
+    "A tiny BERT with random weights, an example, and synflow's masks."
+    transformers = pytest.importorskip('transformers')
+    config = transformers.BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                                     intermediate_size=64, max_position_embeddings=16)
+    model = transformers.BertForSequenceClassification(config).eval()
+    example = dict(input_ids=tokens(), attention_mask=torch.ones(2, 7, dtype=torch.long))
+    graph = trace(model, example=example)
+    prune(model, 'synflow', density, graph, seed=0).keep(model)
+    return model, example, graph
+
+def test_a_network_of_tokens_is_made_compact():
+    model = as_trained(Tokens())
+    graph = trace(model, example=tokens())
+    prune(model, 'synflow', .05, graph, seed=0).keep(model)
+    for kwargs in dict(input_size=graph), dict(example=tokens()), dict(example={'ids': tokens(1)}), dict(example=(tokens(3),)):
+        small, x = compact(model, **kwargs), tokens(20)
+        assert n_weights(small) < n_weights(model)
+        torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match='give token numbers|give an `example`'): compact(model, input_size=(8,))
+    with pytest.raises(ValueError, match='compact needs the input_size'): compact(model, input_size=model)
+
+@pytest.mark.filterwarnings('ignore:the masks cut the network')
+@pytest.mark.parametrize('density', [.02, .3])
+def test_a_bert_is_made_compact(density):
+    model, example, graph = pruned_bert(density)
+    for kwargs in dict(input_size=graph), dict(example=example):
+        small, x = compact(model, **kwargs), dict(input_ids=tokens(20))
+        assert n_weights(small) < n_weights(model) or density > .02
+        torch.testing.assert_close(small(**x).logits, model(**x).logits, rtol=1e-4, atol=1e-6)
+
+def onnx_agrees(path, model, inputs, pick=lambda y: y):
+    "Does ONNX compute the same, whatever the batch size?"
+    session = pytest.importorskip('onnxruntime').InferenceSession(path.read_bytes())
+    assert {i.name for i in session.get_inputs()} == inputs.keys() and all(i.shape[0] == 'batch' for i in session.get_inputs())
+    for n in 1, 5:
+        x = {name: torch.cat([t]*n)[:n].flip(0) for name, t in inputs.items()}
+        with torch.no_grad(): y = pick(model(*x.values()))
+        got = session.run(None, {name: t.numpy() for name, t in x.items()})
+        torch.testing.assert_close(torch.tensor(got[0]), y, rtol=1e-3, atol=1e-5)
+
+@pytest.mark.skipif(onnx is None or torch.__version__ < (2, 7), reason='needs onnx and PyTorch 2.7')
+def test_a_network_of_tokens_leaves_as_onnx(tmp_path):
+    model = as_trained(Tokens())
+    for size, example, name in (trace(model, example=tokens()), None, 'input'), (None, tokens(1), 'input'), (None, {'ids': tokens(1)}, 'ids'):
+        onnx_agrees(export_onnx(model, tmp_path/'net.onnx', size, example=example), model, {name: tokens()})
+
+@pytest.mark.filterwarnings('ignore:the masks cut the network')
+@pytest.mark.skipif(onnx is None or torch.__version__ < (2, 7), reason='needs onnx and PyTorch 2.7')
+def test_a_bert_leaves_as_onnx(tmp_path):
+    model, example, graph = pruned_bert(.3)
+    onnx_agrees(export_onnx(model, tmp_path/'net.onnx', graph), model, example, lambda y: y.logits)
+
+@pytest.mark.skipif(onnx is None, reason='needs onnx')
+def test_what_onnx_cannot_hold_is_refused_in_a_sentence(tmp_path):
+    class Fork(nn.Module):
+        def __init__(self): super().__init__(); self.linear = nn.Linear(4, 4)
+        def forward(self, x): return self.linear(x) if float(x.sum()) > 0 else x
+    with pytest.raises(RuntimeError, match='cannot write this network as ONNX') as e: export_onnx(Fork(), tmp_path/'net.onnx', (4,))
+    assert e.value.__cause__ is not None and '\n' not in str(e.value)
+    with pytest.raises(ValueError, match='does not run .* give an `example`'): export_onnx(Tokens(), tmp_path/'net.onnx', (8,))
+    assert not list(tmp_path.iterdir())
