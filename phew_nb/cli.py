@@ -14,6 +14,7 @@ import json, os, sys
 from collections import Counter
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from . import __version__
 from .config import Config, fields_of, grid, known as known_names, run_name, varying
@@ -109,10 +110,15 @@ def of_config(name:str, # of a field of `Config`
     text = text or _said_of(name)
     return option(name, takes, read, default, text + _default_words(default, text), group, also)
 
+@cache
+def _said():
+    "What `Config` says of its fields."
+    from fastcore.docments import docments
+    return docments(Config)
+
 def _said_of(name):
     "What `Config` says of a field, for a help page."
-    from fastcore.docments import docments
-    return docments(Config)[name].replace('`', '').replace('None:', 'default:')
+    return _said()[name].replace('`', '').replace('None:', 'default:')
 
 def _default_words(value, text=''):
     "What a help line says of the default."
