@@ -329,7 +329,8 @@ def _cut(model, masks, plan):
         if isinstance(module, (_norms, nn.PReLU)) and reads is not None: _cut_between(module, _stay(reads, plan.stays))
     for name, module in model.named_modules():
         if isinstance(module, PadShortcut): _cut_padding(module, model.get_submodule(name.rpartition('.')[0]), plan)
-    return Masks(left)
+    whole = {name: mask for name, mask in masks.items() if model.get_parameter(name).shape == mask.shape} # (not cut)
+    return Masks({**whole, **left})
 
 def _cut_padding(module, block, plan):
     "The channels of zeros that a shortcut has to add in a block of fewer channels."

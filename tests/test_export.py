@@ -160,6 +160,22 @@ class Tokens(nn.Module):
 
 def tokens(n=2): return torch.randint(50, (n, 7))
 
+class Keywords(nn.Module):
+    "Calls its layers by keyword."
+    def __init__(self): super().__init__(); self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 2)
+    def forward(self, x): return self.second(input=self.first(input=x).relu())
+
+def test_what_is_not_cut_keeps_its_masks():
+    for model, inputs in (Keywords(), (6,)), (Tokens(), None):
+        graph = trace(model, inputs, example=None if inputs else tokens())
+        masks = prune(model, 'synflow', .2, graph, seed=0).keep(model)
+        small = compact(model, input_size=graph)
+        left = Masks.of(small)
+        assert left.keys() == masks.keys()
+        for name, mask in left.items():
+            assert mask.shape == small.get_parameter(name).shape and (small.get_parameter(name)[~mask] == 0).all()
+            if mask.shape == masks[name].shape: assert (mask | ~masks[name]).all()
+
 def pruned_bert(density):
     "A tiny BERT with random weights, an example, and synflow's masks."
     transformers = pytest.importorskip('transformers')
