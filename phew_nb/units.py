@@ -49,7 +49,7 @@ def nodes_of(self:Units, units, kind):
     "The different nodes of a kind that made `units`."
     low, high = (max(bisect.bisect_right(self.starts, int(u)) - 1, 0) for u in (units.min(), units.max()))
     starts = torch.tensor(self.starts[low:high+1])
-    at = torch.searchsorted(starts, units, right=True).unique().tolist() if len(starts) else []
+    at = torch.searchsorted(starts, units.contiguous(), right=True).unique().tolist() if len(starts) else []
     return [n for n in (self.nodes[low + i - 1] for i in at if i > 0) if isinstance(n, kind)]
 
 @patch
