@@ -12,7 +12,7 @@ loose = dict(
     UnsupportedDunderAll='names of later modules are given when they are asked for, by `__getattr__`')
 # module -> places that pyright cannot follow (what a tensor subclass, a tracer or fastai adds when it runs): never more
 known = dict(
-    arrays=5, baselines=3, blocks=1, checkpoints=3, draws=1, export=2, flow=1, graph=3, grow=5, keeping=11,
+    arrays=5, baselines=3, blocks=1, checkpoints=3, draws=1, export=3, flow=1, graph=3, grow=5, keeping=11,
     linearised=9, lines=3, looks=1, masks=4, metrics=2, models=3, nodes=5, numbers=2, operations=6, plots=4,
     reach=2, rules=2, scores=2, state=2, steps=4, tape=8, training=8, walks=4)
 settings = dict(include=['phew_nb'], ignore=['phew_nb/_added.pyi'], typeCheckingMode='basic', pythonVersion='3.11',
