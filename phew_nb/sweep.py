@@ -22,6 +22,7 @@ from pathlib import Path
 from .files import check_folder
 from .config import (Config, check_name, fields_of, grid, known, labels, read_grid, run_name, settings, short,
                             varying)
+from .lines import raising
 from .store import (checkpoint_path, claim, is_remote, read_failure, read_records, set_aside, write_failure,
                            write_record)
 
@@ -457,8 +458,8 @@ class Stopped(KeyboardInterrupt):
 
 def stop_at_signals():
     "Let SIGTERM end this process as Ctrl-C does; only the main thread of a process can say so."
-    def stop(*_): raise Stopped('SIGTERM')
-    if threading.current_thread() is threading.main_thread(): return signal.signal(signal.SIGTERM, stop)
+    if threading.current_thread() is threading.main_thread():
+        return signal.signal(signal.SIGTERM, raising(lambda: Stopped('SIGTERM')))
 
 # %% ../nbs/64_sweep.ipynb #c14f5be1
 class Progress:

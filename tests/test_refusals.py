@@ -161,7 +161,7 @@ add('sparse_state: float masks', lambda d: sparse_state(d.plain, d.floats), Type
 add('compact: no masks', lambda d: compact(d.plain, input_size=(4,)), ValueError, 'compact needs masks')
 add('compact: no size', lambda d: compact(d.held), ValueError, 'compact needs the input_size')
 add('compact: masks of another model', lambda d: compact(d.plain, d.others, (4,)), ValueError, 'these masks are of another model')
-add('compact: wrong size', lambda d: compact(d.held, input_size=(5,)), TraceError, 'does not run on an example of size (1, 5)')
+add('compact: wrong size', lambda d: compact(d.held, input_size=(5,)), TraceError, 'does not run on an example of size (2, 5)')
 add('export_onnx: a folder', lambda d: export_onnx(d.held, d.folder, (4,)), IsADirectoryError, 'is a folder; name a file')
 add('export_onnx: a number as size', lambda d: export_onnx(d.held, d.folder/'x', 4), ValueError, 'got 4')
 # --- networks, data
