@@ -9,20 +9,16 @@ __all__ = ['heads', 'libraries', 'maker_of', 'of_library', 'token_example', 'cou
 import inspect, torch
 from ast import literal_eval
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import lru_cache, partial
 from pathlib import Path
+from .models import nearest
 
 # %% ../nbs/07_libraries.ipynb #1d7cf732
-def _near(name, names):
-    "The nearest of some names, in words."
-    return ''.join(f'; did you mean {n!r}?' for n in get_close_matches(name, names, 1, .5))
-
 def _timm(name):
     "What makes a network of timm."
     try: import timm
     except ImportError as e: raise ValueError(f"'timm:{name}' needs timm, which is not here: pip install timm") from e
-    if not timm.is_model(name): raise ValueError(f'unknown network of timm {name!r}{_near(name, timm.list_models())}')
+    if not timm.is_model(name): raise ValueError(f'unknown network of timm {name!r}{nearest(name, timm.list_models())}')
     def make(n_out, n_in=3): return timm.create_model(name, pretrained=False, num_classes=n_out, in_chans=n_in)
     return make
 
@@ -51,13 +47,13 @@ def _config(name):
     there = Path(kind).exists()
     if not there and kind not in hf.CONFIG_MAPPING: raise ValueError(
         f'nothing is downloaded, and {kind!r} is no kind of network of transformers, such as bert or vit, nor the file '
-        f'of a config{_near(kind, list(hf.CONFIG_MAPPING))}')
+        f'of a config{nearest(kind, list(hf.CONFIG_MAPPING))}')
     make = partial(hf.AutoConfig.from_pretrained, local_files_only=True) if there else hf.AutoConfig.for_model
     try: found = make(kind, **settings)
     except Exception as e: raise ValueError(f'hf:{name}: {" ".join(str(e).split())[:300]}') from e
     has = {**type(found)().to_dict(), **type(found).attribute_map}
     unknown = [key for key in settings if key not in has]
-    if unknown: raise ValueError(f'{kind} has no setting {unknown[0]!r}{_near(unknown[0], has)}')
+    if unknown: raise ValueError(f'{kind} has no setting {unknown[0]!r}{nearest(unknown[0], has)}')
     return found
 
 # %% ../nbs/07_libraries.ipynb #e31a0bab

@@ -81,6 +81,7 @@ def raising(error:Callable # makes what is raised
         again.start()
     return handler
 
+# %% ../nbs/06_lines.ipynb #8b1f42d6
 @contextmanager
 def signals():
     "SIGTERM stops the body of a `with` as Ctrl-C does."
