@@ -260,6 +260,9 @@ def _from_file(path):
     try: found = tomllib.loads(Path(path).read_text(encoding='utf-8'))
     except (OSError, ValueError) as e: raise ValueError(
         f"'{path}' cannot be read as TOML: {getattr(e, 'strerror', None) or e}") from None
+    for name,value in found.items():
+        if isinstance(value, dict): raise ValueError(
+            f"{name!r} is a table in '{path}', and an option takes one value; a file of phew_sweep may hold tables")
     return {k.replace('_', '-'): _as_words(v) for k,v in found.items()}
 
 def _as_words(value):

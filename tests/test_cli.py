@@ -98,14 +98,14 @@ def lines(text): # 'words => message' in lines
     return pytest.mark.parametrize('words, message', list(zip(map(shlex.split, names), messages)), ids=names)
 
 @lines('''
---densities 0 => density must be in (0, 1]
---densities -0.1 => density must be in (0, 1]
---densities -.1,.2 => density must be in (0, 1]
---densities 0.1,-0.2 => density must be in (0, 1]
---densities 1.01 => density must be in (0, 1]
---densities nan => density must be in (0, 1]
---densities inf => density must be in (0, 1]
---densities -inf => density must be in (0, 1]
+--densities 0 => a fraction of the weights in (0, 1]
+--densities -0.1 => a fraction of the weights in (0, 1]
+--densities -.1,.2 => a fraction of the weights in (0, 1]
+--densities 0.1,-0.2 => a fraction of the weights in (0, 1]
+--densities 1.01 => a fraction of the weights in (0, 1]
+--densities nan => a fraction of the weights in (0, 1]
+--densities inf => a fraction of the weights in (0, 1]
+--densities -inf => a fraction of the weights in (0, 1]
 --densities x => 'x' is not a number
 --densities '' => the list is empty
 --densities '.1;.2' => is not a number
@@ -141,7 +141,7 @@ digits => unrecognized word 'digits'
 --device '' => it is empty
 --data '' => it is empty
 --method pheww => did you mean 'phew'
---density 0 => density must be in (0, 1]
+--density 0 => a fraction of the weights in (0, 1]
 --seeds 5000000000 => more than any machine holds
 --seeds 99999 --densities .1,.2,.3,.4 => are more than the 1,000,000
 --hidden 9000000,9000000 => does not fit into memory
@@ -336,16 +336,16 @@ def test_masks_alone(tmp_path, capsys):
     assert capsys.readouterr().out == run.stdout and Masks.load(tmp_path/'again.safetensors') == masks
 
 @lines('''
---density 0 => density must be in (0, 1]
---density -.5 => density must be in (0, 1]
---density nan => density must be in (0, 1]
+--density 0 => a fraction of the weights in (0, 1]
+--density -.5 => a fraction of the weights in (0, 1]
+--density nan => a fraction of the weights in (0, 1]
 --density 90% => is not a number
 --model vgg16 => did you mean 'vgg19'
 --method magnitud => did you mean 'magnitude'
 --method snip => name a data set with --data
 --method lottery => trains the network
 --data cifar => Known: digits
---method snip --data digits --n-out 3 => must be those of the data set
+--method snip --data digits --n-out 3 => leave out --input-size and --n-out
 --seed -1 => must be 0 or more
 --n-out 0 => must be 1 or more
 --input-size 3,32 => takes images
