@@ -1,6 +1,6 @@
-"""What a little data adds to PHEW, on images: `python experiments/little_data_images.py [--seeds 5] [--tuned 1]`.
+"""What a little data adds to PHEW, on images: `python experiments/little_data_images.py [--seeds 5] [--tuned 1] [--images 250] [--epochs 10] [--amp bf16]`.
 
-ResNet20 on 5,000 images of CIFAR-10 (500 of each class), density .05, trained in bfloat16 where it is safe: PHEW, walks by |w g| and by
+ResNet20 on 2,500 images of CIFAR-10 (`--images` of each class), density .05: PHEW, walks by |w g| and by
 |w| times the input, SNIP and SynFlow. With the first `--tuned` seeds every method tries the same learning rates; with the others it has the
 rate that was best in those on 1,000 other training images. The 10,000 test images choose nothing.
 Each run is a line of results/little_data_images.csv; lines that are there already are not computed again."""
@@ -21,7 +21,7 @@ from phew_nb.training import Recipe, data_loaders, quiet, sparse_learner
 out = Path(__file__).resolve().parent.parent/'results'/'little_data_images.csv'
 methods, rates = ('phew', 'phew_snip', 'phew_act', 'snip', 'synflow'), (.03, .1, .3)
 
-def load(n_train=500, n_held=100):
+def load(n_train=250, n_held=100):
     "CIFAR-10 with a part of its training images, and others of them held out, as many of each class."
     data = load_data('cifar10')
     small = data.subset(n_train + n_held, seed=0)
@@ -30,7 +30,6 @@ def load(n_train=500, n_held=100):
     return replace(small, train=train, test=held), data.test
 
 @torch.no_grad()
-@torch.autocast('cpu', torch.bfloat16)
 def accuracy(model, data, part):
     "The fraction right of a part of the data, computed as in training."
     model.eval()
@@ -38,14 +37,14 @@ def accuracy(model, data, part):
     right = [(model(normal(part.x[i])).argmax(1) == part.label[i]).sum() for i in torch.arange(len(part.label)).split(500)]
     return float(sum(right)/len(part.label))
 
-def run(data, test, method, lr, seed, epochs, width):
+def run(data, test, method, lr, seed, epochs, width, amp):
     "One row."
     began, model = time.time(), resnet20(10, width=width, seed=seed)
     graph = trace(model, (3, 32, 32))
     masks = prune(model, method, .05, graph, dl=pruning_batches(data, seed=seed), seed=seed)
-    learn = sparse_learner(data_loaders(data, 128, 'paper', seed=seed, device='cpu'), model, masks, Recipe(epochs, 128, lr=lr), amp='bf16')
+    learn = sparse_learner(data_loaders(data, 128, 'paper', seed=seed, device='cpu'), model, masks, Recipe(epochs, 128, lr=lr), amp=amp or None)
     with quiet(learn): learn.fit_recipe()
-    return dict(method=method, lr=lr, seed=seed, epochs=epochs, width=width, images=len(data.train), kept=masks.kept,
+    return dict(method=method, lr=lr, seed=seed, epochs=epochs, width=width, images=len(data.train), amp=amp, kept=masks.kept,
                 held_out=round(accuracy(model, data, data.test), 4), test=round(accuracy(model, data, test), 4), seconds=round(time.time() - began))
 
 def best_rate(rows, method, tuned):
@@ -55,14 +54,14 @@ def best_rate(rows, method, tuned):
 
 def main():
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in dict(seeds=5, tuned=1, epochs=10, width=1., images=500).items(): ask.add_argument(f'--{name}', type=type(value), default=value)
+    for name, value in dict(seeds=5, tuned=1, epochs=10, width=1., images=250, amp='').items(): ask.add_argument(f'--{name}', type=type(value), default=value)
     args = ask.parse_args()
     (data, test), rows = load(args.images), list(csv.DictReader(out.open())) if out.exists() else []
     for seed, method in product(range(args.seeds), methods):
-        same = [r for r in rows if (int(r['epochs']), float(r['width']), int(r['images'])) == (args.epochs, args.width, len(data.train))]
+        same = [r for r in rows if (int(r['epochs']), float(r['width']), int(r['images']), r['amp']) == (args.epochs, args.width, len(data.train), args.amp)]
         for lr in rates if seed < args.tuned else [best_rate(same, method, args.tuned)]:
             if (method, lr, seed) in {(r['method'], float(r['lr']), int(r['seed'])) for r in same}: continue
-            row, new = run(data, test, method, lr, seed, args.epochs, args.width), not out.exists()
+            row, new = run(data, test, method, lr, seed, args.epochs, args.width, args.amp), not out.exists()
             rows.append(row)
             with out.open('a', newline='') as f:
                 writer = csv.DictWriter(f, row, lineterminator='\n')
