@@ -16,7 +16,7 @@ from typing import Callable, NamedTuple
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 from .numbers import Numbers, distinct_rows, shrink
 from .units import Units
 
@@ -64,7 +64,10 @@ def named(func, args, kwargs) -> dict: # name -> value, of those that are given
 # %% ../nbs/13_rules.ipynb #4a07002a
 def tensors_in(tree) -> list:
     "All tensors in nested lists, tuples and dicts."
-    return [t for t in tree_flatten(tree)[0] if isinstance(t, Tensor)]
+    if isinstance(tree, Tensor): return [tree]
+    if isinstance(tree, dict): tree = tree.values()
+    elif not isinstance(tree, (list, tuple)): return []
+    return [t for x in tree for t in tensors_in(x)]
 
 def is_strided(t) -> bool:
     "Whether a tensor lies in memory in the ordinary way (it is not sparse, not nested)."

@@ -9,6 +9,7 @@ __all__ = ['cuda_devices', 'reseed', 'random_kept', 'held_in', 'as_found', 'unwr
 import random, sys
 from collections import deque
 from contextlib import contextmanager
+from operator import is_
 import numpy as np
 import torch
 from torch import nn, Tensor
@@ -47,7 +48,9 @@ def random_kept(devices=None,   # numbers of GPUs; None: all that were used
 def held_in(model: nn.Module, # any network
            ) -> tuple: # list of containers, list of tensors
     "The dicts, lists and sets, and the tensors, that a network's modules hold, at any depth."
-    todo, seen, containers, tensors = [model, *model.modules(), *model.parameters(), *model.buffers()], {}, [], []
+    modules, seen, containers, tensors = list(model.modules()), {}, [], []
+    scripted = [m for m in modules if isinstance(m, torch.jit.ScriptModule)] # (they hold theirs elsewhere)
+    todo = modules + [t for m in scripted for t in (*m.parameters(), *m.buffers())]
     while todo:
         x = todo.pop()
         if id(x) in seen: continue
@@ -61,18 +64,22 @@ def held_in(model: nn.Module, # any network
     return containers, tensors
 
 # %% ../nbs/05_state.ipynb #8a185094
-def _contents(x): return list(x.items() if isinstance(x, dict) else x)
+def _contents(x): return (list(x), list(x.values()) if isinstance(x, dict) else None) if x else None # most are empty
 
-def _same(old, now):
-    flat = lambda items: [part for item in items for part in (item if isinstance(item, tuple) else (item,))]
-    return len(old) == len(now) and all(a is b for a, b in zip(flat(old), flat(now)))
+def _same(old, x):
+    if not (old and x): return not (old or x)
+    now = _contents(x)
+    return all(a is b or len(a) == len(b) and all(map(is_, a, b)) for a, b in zip(old, now))
 
 def _refill(x, old):
     "Give a container its old contents, if they have changed."
-    if _same(old, _contents(x)): return
+    if _same(old, x): return
     x.clear()
-    if isinstance(x, (dict, set)): x.update(old)
-    else: x.extend(old)
+    if not old: return
+    keys, values = old
+    if isinstance(x, dict): x.update(zip(keys, values))
+    elif isinstance(x, set): x.update(keys)
+    else: x.extend(keys)
 
 # %% ../nbs/05_state.ipynb #49cdd6a0
 class _Found:

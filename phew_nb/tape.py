@@ -231,11 +231,15 @@ def referred(self: Recorder, tree):
     return {k: self.referred(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
 
 # %% ../nbs/15_tape.ipynb #2e3c08d9
+@cache
+def _written_by(func):
+    return {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+
 def writes(func, args, kwargs) -> list:
     "The tensors that an operation writes to."
-    places = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    return tensors_in([v for k, v in named(func, args, kwargs).items() if k in places])
+    return tensors_in([v for k, v in named(func, args, kwargs).items() if k in _written_by(func)])
 
+@cache
 def out_of_place(func):
     "The operation that gives a new tensor where `func` writes to one; itself if there is none."
     takes = lambda schema: [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
@@ -308,9 +312,10 @@ class Tracer(UnitNumbers, TorchDispatchMode):
         self.model, self.made = model, Numbers(torch.int64)
         self.inputs, self.tables, self.constant_fed, self.batch, self.copies, self.paused = [], {}, [], 1, {}, False
         self.params, self.recorder, self.saved = {}, None, {}
-        self.names = [name for name, _ in model.named_parameters()]
-        self.first = list(accumulate((p.numel() for p in model.parameters()), initial=0))[:-1]
-        for name, p in model.named_parameters():
+        named = list(model.named_parameters())
+        self.names = [name for name, _ in named]
+        self.first = list(accumulate((p.numel() for _, p in named), initial=0))[:-1]
+        for name, p in named:
             self.params.setdefault(p.untyped_storage()._cdata, []).append((name, p))
 
     def where(self): return where_now(self.model)
@@ -434,16 +439,14 @@ def whole_attention(tracer):
     "Meanwhile `scaled_dot_product_attention` is one operation."
     attention = nn.functional.scaled_dot_product_attention
     def followed(query, key, value, attn_mask=None, *args, **kwargs):
-        run = lambda: attention(query, key, value, attn_mask, *args, **kwargs)
-        alone = all(tracer.of(t) is None for t in (query, key, value, attn_mask))
-        if tracer.paused or alone and tracer.follows: return run()
-        tracer.paused = True
-        try: out = run()
-        finally: tracer.paused = False
-        func, given = torch.ops.aten.scaled_dot_product_attention.default, (query, key, value, attn_mask, *args)
-        tracer.write_down(lambda recorder: recorder.made(func, given, kwargs, [out]))
-        try: tracer.follows and attend(tracer, query, key, value, attn_mask, out)
-        except Exception as e: tracer.refuse('scaled_dot_product_attention', e)
+        given = query, key, value, attn_mask, *args
+        alone = all(tracer.of(t) is None for t in given[:4])
+        if tracer.paused or alone and tracer.follows: return attention(*given, **kwargs)
+        with tracer_now():
+            out, func = attention(*given, **kwargs), torch.ops.aten.scaled_dot_product_attention.default
+            tracer.write_down(lambda recorder: recorder.made(func, given, kwargs, [out]))
+            try: tracer.follows and attend(tracer, query, key, value, attn_mask, out)
+            except Exception as e: tracer.refuse('scaled_dot_product_attention', e)
         return out
     nn.functional.scaled_dot_product_attention = followed
     try: yield

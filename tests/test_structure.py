@@ -72,6 +72,8 @@ def test_outputs_are_stored_and_hold_no_errors(path):
     outputs = [o for c in cells for o in c.get('outputs', [])]
     assert outputs, f'{path.name} was never run'
     assert not [o for o in outputs if o['output_type'] == 'error']
+    printed = ''.join(line for o in outputs for line in o.get('text', []))
+    assert not (m := re.search('<ipython-input.*|.*site-packages/(?!phew_nb).*Warning.*', printed)), f'{path.name}: {m[0]}'
 
 @pytest.mark.parametrize('path', notebooks, ids=ids)
 def test_draws_of_a_notebook_are_seeded(path):

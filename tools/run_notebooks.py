@@ -24,13 +24,18 @@ def places():
              str(Path.home()): '~', tempfile.gettempdir(): 'temp'}
     return sorted(((k, v) for k, v in pairs.items() if len(k) > 1), key=lambda p: -len(p[0]))
 
+def clean_warnings(text):
+    "Warnings without the numbers of cells they came from, and without those of other libraries."
+    text = re.sub(r'^<ipython-input-[^>]*>:\d+: (.*\n)(?:  .*\n?)?', r'\1', text, flags=re.M)
+    return re.sub(r'^venv/\S*site-packages/(?!phew_nb)\S+:\d+: \w*Warning: .*\n(?:  .*\n?)?', '', text, flags=re.M)
+
 def clean_text(text):
     "Text without escape sequences, overwritten progress lines, control characters and absolute paths."
     text = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', text)
     text = re.sub(r'[^\n]*\r(?!\n)', '', text)
     text = re.sub(r'[\x00-\x08\x0b-\x1f\x7f]', '', text)
     for place, name in places(): text = re.sub(re.escape(place) + r'(?![\w-])', name, text)
-    return text
+    return clean_warnings(text)
 
 def clean_output(out):
     "One output with all of its text cleaned; None for what is only a progress bar."
