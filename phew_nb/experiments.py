@@ -11,7 +11,7 @@ __all__ = ['purposes', 'methods', 'need_training', 'need_data', 'stream', 'Metho
            'report_failure', 'sweep']
 
 # %% ../nbs/61_experiments.ipynb #82084cf1
-import copy, inspect, math, time, warnings, torch
+import copy, inspect, json, math, time, warnings, torch
 import numpy as np, torch.nn.functional as F
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Set
@@ -227,14 +227,16 @@ def threads(n:int|None # how many, for the body of a `with`; None: as they are
 
 # %% ../nbs/61_experiments.ipynb #89df2fca
 _start, _ahead, _orders = {}, {}, {} # of the last run; the largest density to come; the last order of walks
+_after = ('data', 'method', 'density', 'recipe', 'per_class', 'test_per_class', 'prune_per_class', 'options', 'amp',
+          'image_size', 'rewire', 'reinit') # what initial weights do not depend on; on any other field they may
 
 def untrained(config:Config, # what a run is made of
               data:Data, # its data
               device:str|torch.device='cpu', # where it runs
              ) -> tuple: # (network, which is not to be changed, its graph, its measures)
     "A network at its initial weights; kept for the next run that starts from it."
-    own = [getattr(config, k) for k in ('model', 'bn', 'width', 'init', 'seed')]
-    key = (maker(config.model), *own, tuple(config.hidden), data.input_size, data.n_out, str(device))
+    own = {k: v for k,v in settings(config).items() if k not in _after}
+    key = maker(config.model), json.dumps(own, sort_keys=True), data.input_size, data.n_out, str(device)
     if key not in _start:
         _start.clear()
         model = config_model(config, data.input_size, data.n_out).to(device)

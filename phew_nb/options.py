@@ -59,8 +59,9 @@ def _line_on(what, name, entry):
         from phew_nb.pruners import about
         found = about(name)
         return found['keeps'] + ' (looks at data)'*found['data'] + ' (trains the network)'*found['trains']
-    own = (getattr(entry, '__doc__', None) or '').strip().splitlines() if callable(entry) else []
-    return own[0] if own and own[0] != getattr(type(entry), '__doc__', None) else ''
+    entry = getattr(entry, 'load', entry) # (of a `DataRow`)
+    own = getattr(entry, '__doc__', None) if callable(entry) else None
+    return '' if own in (None, '', type(entry).__doc__) else own.strip().splitlines()[0]
 
 # %% ../nbs/67_options.ipynb #780d444b
 # from a kind of names to its title, and to what else may stand there

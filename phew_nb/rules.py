@@ -375,7 +375,8 @@ families['running'] = Operation('running', _running, run_itself)
 # %% ../nbs/13_rules.ipynb #5d1d5ca4
 def dims_of(func, args, kwargs, ndim):
     "The dimensions that a reduction is over."
-    dims = named(func, args, kwargs).get('dim')
+    default = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+    dims = (default | named(func, args, kwargs)).get('dim')
     return range(ndim) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
 
 def _reduce(t, func, args, kwargs, outs):

@@ -21,13 +21,15 @@ from torch.func import functional_call, stack_module_state, vmap
 
 # %% ../nbs/63_together.ipynb #1da5ec5f
 _own = 'method', 'density', 'seed', 'options', 'init', 'prune_per_class', 'rewire', 'reinit' # may differ
+_same = 'data', 'model', 'recipe', 'per_class', 'test_per_class', 'hidden', 'bn', 'amp', 'image_size' # may not
 
 def shared_settings(config:Config # what a run is made of
                    ) -> str|None: # None where the run goes alone
     "What a run has in common with those that it can be trained together with."
     alone = 'sizes' not in model_takes(config.model) or config.bn or config.amp or config.method in need_training
-    if alone: return None
-    return json.dumps({k: v for k,v in settings(config).items() if k not in _own}, sort_keys=True)
+    values = settings(config)
+    if alone or values.keys() - {*_own, *_same}: return None # (a stack does not know any other field)
+    return json.dumps({k: v for k,v in values.items() if k not in _own}, sort_keys=True)
 
 largest = 300 # units of a hidden layer up to which it pays to train together, as measured by `bench/sweep.py`
 

@@ -356,13 +356,13 @@ class EpochRecord(Callback):
     order = 60 # after fastai's recorder
     def __init__(self): self.rows, self.trained = [], False
     def before_train(self):
-        self.rows, self.start = self.rows[:self.epoch], time.time()
+        self.rows, self.start = self.rows[:self.epoch], time.perf_counter()
     def after_train(self): self.trained = True
     def after_epoch(self):
         if not self.trained: return
         values = [None if v is None else float(v) for v in self.learn.final_record]
         names = list(self.recorder.metric_names)[1:1 + len(values)]
-        self.rows.append(dict(zip(names, values), seconds=time.time() - self.start))
+        self.rows.append(dict(zip(names, values), seconds=time.perf_counter() - self.start))
         self.trained = False
     def state_dict(self): return dict(rows=self.rows)
     def load_state_dict(self, state): self.rows = state['rows']

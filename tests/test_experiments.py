@@ -1,6 +1,6 @@
 "Runs: what decides them, and that they can be repeated and gone on with."
 import os, signal
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import pytest
 from phew_nb import experiments as E
 from phew_nb.cli import usual_methods
 from phew_nb.experiments import Config, grid, read_records, run, run_name
+from phew_nb.together import shared_settings
 from phew_nb.training import Callback, Recipe
 
 small = dict(hidden=(20,), epochs=1, per_class=10, test_per_class=5)
@@ -54,6 +55,23 @@ def test_runs_that_share_their_beginning_are_as_if_alone():
         assert same(run(c)) == same(r), c
 
 @pytest.mark.slow
+@dataclass(frozen=True)
+class Younger(Config):
+    "With a field that nothing here knows yet."
+    gain:float = 1.
+
+def test_no_field_is_passed_over_by_what_runs_share():
+    "Networks at initial weights and stacks of networks are shared between runs that differ in named fields alone."
+    known = set(E._after) | {'model', 'seed', 'epochs', 'hidden', 'bn', 'width', 'init'}
+    assert {f.name for f in fields(Config)} == known, 'say in 61 and 63 whether initial weights and stacks depend on the new field'
+    data = E.config_data(config)
+    one, two = (E.untrained(Younger(gain=g, **small), data)[0] for g in (1., 2.))
+    assert one is not two
+    assert shared_settings(Config(**small)) and shared_settings(Younger(gain=2., **small)) is None
+    for changed in (dict(seed=1), dict(hidden=(21,)), dict(bn=True), dict(init='xavier_uniform')):
+        assert E.untrained(replace(config, **changed), data)[0] is not E.untrained(config, data)[0], changed
+    assert E.untrained(replace(config, method='phew', density=.5), data)[0] is E.untrained(config, data)[0]
+
 def test_killed_at_epoch_100_of_160_a_run_ends_equal_to_the_bit(tmp_path):
     "The paper's length, by its recipe; the process is killed, with its checkpoint of epoch 100 on disk."
     longer, path = replace(config, epochs=160, recipe='resnet20_cifar10'), tmp_path/'run.pt'
