@@ -6,9 +6,9 @@
 __all__ = ['purposes', 'methods', 'need_training', 'need_data', 'stream', 'MethodsWith', 'config_data', 'config_model',
            'config_size', 'loss_of', 'config_loaders', 'config_batches', 'config_masks', 'measures', 'both_measures',
            'timed_checkpoint', 'train', 'summed_up', 'threads', 'untrained', 'walk_settings', 'order_name',
-           'prune_ahead', 'side_by_side', 'rewired', 'prepared', 'own_chance', 'record_of', 'run', 'Config',
-           'auto_recipe', 'grid', 'run_name', 'settings', 'append_line', 'load_results', 'read_records', 'records_file',
-           'report_failure', 'sweep']
+           'prune_ahead', 'side_by_side', 'rewired', 'own_files', 'prepared', 'own_chance', 'record_of', 'run',
+           'Config', 'auto_recipe', 'grid', 'run_name', 'settings', 'append_line', 'load_results', 'read_records',
+           'records_file', 'report_failure', 'sweep']
 
 # %% ../nbs/61_experiments.ipynb #82084cf1
 import copy, inspect, json, math, time, warnings, torch
@@ -23,7 +23,7 @@ from pathlib import Path
 from torch import nn
 from . import __version__
 from .libraries import of_library, token_example
-from .models import look_up, make_model, maker, model_takes
+from .models import look_up, make_model, maker, model_takes, source_of
 from .data import Data, datasets, is_drawn, load_data, pruning_batches
 from .graph import PathGraph, trace
 from .masks import Masks
@@ -299,6 +299,12 @@ def rewired(config:Config, # what a run is made of
     if config.reinit != 'as drawn': reinit(model, masks, config.reinit, init, seed)
     return masks
 
+# %% ../nbs/61_experiments.ipynb #95587dfa
+def own_files(config:Config # what a run is made of
+             ) -> dict: # as `source_of` gives it
+    "The states of the files of your own that a run reads: of its network, its data, its method."
+    return source_of(config.model) | source_of(config.data) | source_of(config.method)
+
 # %% ../nbs/61_experiments.ipynb #9b306b1b
 def prepared(config:Config, # what a run is made of
              device:str|torch.device='cpu', # where it runs
@@ -314,6 +320,7 @@ def prepared(config:Config, # what a run is made of
                  total=graph.total, lost=sum(masks.report(graph).lost.values()), masks=masks.hash()[:12],
                  empty=sum(not m.any() for m in masks.values()))
     found = sizes | both_measures(before, measures(graph, masks)) | dict(seconds_pruning=time.monotonic() - start)
+    if files := own_files(config): found['files'] = files
     return data, model, masks, found
 
 # %% ../nbs/61_experiments.ipynb #e5f46c72

@@ -163,15 +163,16 @@ def _look(seen, module, args, out):
     with tracer_now() as tracer:
         ends = args[0] if args else None, out
         units = [_channels(module, tracer.of(t)) if isinstance(t, Tensor) else None for t in ends]
-    seen.setdefault(module, []).append(units)
+    seen.setdefault(tracer, {}).setdefault(module, []).append(units)
 
-def _traced(model, inputs, channel_dim=1):
+def _traced(model, inputs, channel_dim=None):
     "The graph of a model, and for each module the units before and after it, for each time it ran."
     seen = {}
     hooks = [m.register_forward_hook(lambda *a: _look(seen, *a)) for m in model.modules()]
-    try: return trace(model, example=inputs, channel_dim=channel_dim, outputs='all'), seen
+    try: graph = trace(model, example=inputs, channel_dim=channel_dim, outputs='all')
     finally:
         for hook in hooks: hook.remove()
+    return graph, next((units for tracer, units in seen.items() if tracer.recorder.tape is graph.tape), {})
 
 # %% ../nbs/46_export.ipynb #882e89e6
 def _tied(graph, seen):
@@ -293,7 +294,7 @@ class _Plan:
     "What is to be cut: the layers (module -> name, units read, units made), other modules, and which units stay."
     layers:dict; seen:dict; stays:Tensor; constants:dict
 
-def _plan(model, masks, inputs, channel_dim=1):
+def _plan(model, masks, inputs, channel_dim=None):
     "Decide which units stay."
     graph, seen = _traced(model, inputs, channel_dim)
     names = {m: name for name, m in model.named_modules()}
@@ -363,7 +364,7 @@ def compact(model:nn.Module, # a masked network; left as it is
             masks:Masks=None, # its masks, or a dict of them; None: those it remembers
             input_size=None, # of one input, without the batch; or a `PathGraph`, whose example is taken
             example=None, # instead: an input (batch first), a tuple of inputs, or a dict of keyword arguments
-            channel_dim:int=1, # dimension of an input that holds its units, as in `trace`
+            channel_dim:int=None, # dimension of an input that holds its units, as in `trace`
            ) -> nn.Module: # a smaller network with the same outputs in evaluation mode; it remembers its masks
     "A network without its dead units."
     masks = _masks_for(model, masks)

@@ -104,13 +104,17 @@ def named_tensors(tree, # what a model takes or returns
     return [pair for key, part in parts for pair in named_tensors(part, f'{name}.{key}'.lstrip('.'), (*seen, id(tree)))]
 
 @patch
-def number_inputs(self:Tracer, example, channel_dim):
-    "A unit for each channel of every input; inputs of integers (row numbers of embeddings) have none."
+def number_inputs(self:Tracer, example, channel_dim, across=()):
+    """A unit for each channel of every input; inputs of integers (row numbers of embeddings) have none.
+
+    Where no dimension is given it is the first after the batch; of inputs whose numbers are in `across`, the last."""
     tensors = [x for _, x in named_tensors(example)]
-    for x in tensors:
+    for i, x in enumerate(tensors):
+        self.starts.append(self.units.n)
         if not x.is_floating_point(): self.moved.put(x, -1)
         else:
-            dim = 0 if x.ndim < 2 else channel_dim % x.ndim if -x.ndim <= channel_dim < x.ndim else x.ndim - 1
+            given = channel_dim if channel_dim is not None else -1 if i in across else 1
+            dim = 0 if x.ndim < 2 else given % x.ndim if -x.ndim <= given < x.ndim else x.ndim - 1
             shape = [-1 if d == dim else 1 for d in range(x.ndim)]
             n = x.shape[dim] if x.ndim else 1
             self.moved.put(x, self.units.new(n).view(shape).expand(x.shape).to(x.device))
@@ -131,11 +135,10 @@ def _failed(e, example, given):
     return f"the model does not run on an example of size {', '.join(map(str, sizes))} (batch first): {what}. {hint}"
 
 # %% ../nbs/16_graph.ipynb #90e8f0b9
-def _run(model, example, channel_dim, outputs='all', given=True, follows=True):
-    "The tracer, and the tensors that the model returns by name, after one pass over `example`."
-    tracer = Tracer(model, follows)
-    copied = tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, example)
-    tracer.number_inputs(copied, channel_dim)
+def _run(tracer, example, channel_dim, outputs='all', given=True, across=()):
+    "The tensors that the model returns by name, in one pass over `example`."
+    model, copied = tracer.model, tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, example)
+    tracer.number_inputs(copied, channel_dim, across)
     try:
         with whole_attention(tracer), tracer:
             out = call(model, copied)
@@ -145,7 +148,22 @@ def _run(model, example, channel_dim, outputs='all', given=True, follows=True):
     finally: tracer.put_back()
     found = dict(named_tensors(out))
     tracer.write_down(lambda recorder: _finish(recorder, out, found))
-    return tracer, found
+    return found
+
+# %% ../nbs/16_graph.ipynb #5ced4a3d
+def _numbered(model, example, channel_dim, outputs, given):
+    "The tracer and what the model returns; once more where a first layer runs across what was taken for units."
+    first, second, found = Tracer(model), Tracer(model), None
+    try:
+        with _plain(model): found = _run(first, example, channel_dim, outputs, given)
+    except TraceError:
+        if not first.across: raise
+    if channel_dim is not None or not first.across: return first, found
+    try:
+        with _plain(model): return second, _run(second, example, None, outputs, given, first.across)
+    except TraceError:
+        if found is None: raise
+        return first, found
 
 # %% ../nbs/16_graph.ipynb #d9068a35
 def _finish(recorder, out, found):
@@ -237,6 +255,18 @@ def _say_dropped(dropped):
     warnings.warn(f"paths do not end in the output '{first}'{more}: it is {why}".replace('it is leads', 'it leads')
                   + ". Say outputs='all', or which, to have it otherwise", stacklevel=caller_level())
 
+def _factors(tracer):
+    "Parameters, not those of layers, that are multiplied with each other."
+    model, kinds = tracer.model, (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.MultiheadAttention)
+    owned = {id(p) for m in model.modules() if isinstance(m, kinds) for p in m.parameters()}
+    own = [name for name, p in model.named_parameters() if name in tracer.factors and id(p) not in owned]
+    return own if len(own) > 1 else []
+
+def _say_factors(names):
+    if names: warnings.warn(
+        f"the parameters {', '.join(map(repr, names[:4]))} are multiplied with each other: their product is a constant "
+        "here, so they do not count and are not pruned (see left_out)", stacklevel=caller_level())
+
 # %% ../nbs/16_graph.ipynb #87608375
 @dataclass
 class PathGraph:
@@ -265,14 +295,14 @@ def trace(model: nn.Module,   # any network; it is run once and left as it was
           example=None,       # instead: an input (batch first), a tuple of inputs, or a dict of keyword arguments
           keep_dense=(),      # names or patterns of parameters (or modules) to leave dense: `('fc', '*.downsample.*')`
           only=None,          # instead: the only names or patterns that are pruned
-          channel_dim: int = 1, # dimension of an input that holds its units; -1 for (batch, tokens, features)
+          channel_dim: int = None, # dimension of an input that holds its units; None: the one its first layer reads
           outputs=None,       # where paths end: a name (or several), a number, a function of what it returns, or 'all'
          ) -> PathGraph: # raises `TraceError` where the network can't be traced
     "Trace a network into its `PathGraph`."
     _check_model(model := unwrapped(model))
     if example is None: _check_size(input_size)
     given, example = example is not None, as_example(_example(model, input_size) if example is None else example)
-    with _plain(model): tracer, found = _run(model, example, channel_dim, outputs, given)
+    tracer, found = _numbered(model, example, channel_dim, outputs, given)
     ends, dropped = _chosen(tracer, found, outputs)
     inputs = torch.cat([*tracer.inputs, *tracer.tables.values()])
     out = torch.cat([_units_of(tracer, found[name]) for name in ends] or [torch.tensor([], dtype=torch.long)]).unique()
@@ -280,6 +310,7 @@ def trace(model: nn.Module,   # any network; it is run once and left as it was
     graph.tape, graph.ends, graph.no_ends = tracer.recorder.tape, ends, dropped
     if outputs is None: _say_dropped(dropped)
     _say_frozen(graph, model)
+    _say_factors([name for name in _factors(tracer) if name in graph.left_out])
     return graph
 
 # %% ../nbs/16_graph.ipynb #6401a712
@@ -290,8 +321,8 @@ def record(model,    # any network; it is run once and left as it was
     "The tape of a network alone."
     _check_model(model := unwrapped(model))
     with _plain(model):
-        tracer, found = _run(model, example, 1, outputs, follows=False)
-        if len(found) > 1: tracer, found = _run(model, example, 1, outputs) # (only units tell where paths end)
+        found = _run(tracer := Tracer(model, follows=False), example, 1, outputs)
+        if len(found) > 1: found = _run(tracer := Tracer(model), example, 1, outputs) # (only units tell where paths end)
     return tracer.recorder.tape, _chosen(tracer, found, outputs)[0] if len(found) > 1 else [*found]
 
 # %% ../nbs/16_graph.ipynb #0bbf601d
@@ -304,6 +335,7 @@ def _graph(model, tracer, inputs, outputs, keep_dense, only, example):
         raise TraceError(f"the model has no prunable weights between its input and its output; {why}")
     kept = [node for node, yes in zip(nodes, _between(nodes, n, inputs, outputs)) if yes]
     left = {name: 'reads nothing that depends on the input' for name in tracer.constant_fed}
+    left |= {name: 'multiplied with another parameter: a constant here' for name in _factors(tracer)}
     left |= {node.name: 'the output does not depend on it' for node in nodes if isinstance(node, Layer)}
     params, dense = {}, _matcher(model, keep_dense, only)
     for node in kept:

@@ -15,6 +15,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import prune as torch_prune
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from .masks import Masks, owner
 from .state import caller_level, unwrapped
@@ -336,6 +337,8 @@ def _check_optimizer(optimizer):
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
     if optimizer is kind or not callable(getattr(optimizer, 'step', None)): raise TypeError(
         f"keep takes an optimizer with a method step, got {'the class ' * (optimizer is kind)}{kind.__name__}")
+    if isinstance(optimizer, LRScheduler): raise TypeError(
+        f"keep takes an optimizer, not the {kind.__name__} that sets its learning rate")
     if not hasattr(optimizer, '__dict__'): raise TypeError(
         f"{kind.__name__} calls no hook after its step, and cannot be given one: leave it out, and call "
         "Masks.rezero(model) after each of its steps")

@@ -30,7 +30,7 @@ def _rule(func): return operation(func)
 @patch
 def __call__(self: Replay, step, args, kwargs):
     "What an operation makes of signals and constants."
-    self.shape, func = step.shape, step.func
+    self.shape, self.type, func = step.shape, step.type, step.func
     if not signals_in(args, kwargs):
         if reads_rows(func, args): return read_rows(self, func, args, kwargs)
         return self.constant(step, args, kwargs)

@@ -371,6 +371,7 @@ def _conv_layer(t, x, w, bias, stride, padding, dilation, transposed, more, grou
         numbers = t.known(x).flatten(2).transpose(1, 2)
         rows = t.linear(w.flatten(1)[None], numbers.reshape(1, -1, numbers.shape[-1]), out)
         return rows.view(len(x), 1, *out.shape[2:])
+    if len(numbers) > 1 and t.is_filter(numbers.T[None]): t.runs_across(numbers.amax(0).long().cpu())
     block = w.flatten(2).unflatten(0, (groups, -1))
     if transposed: block = block.transpose(1, 2)
     sizes = (out.shape[2:], x.shape[2:]) if transposed else (x.shape[2:], out.shape[2:])

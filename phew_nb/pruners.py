@@ -6,10 +6,11 @@
 __all__ = ['pruners', 'phew_pruning', 'Method', 'about', 'methods_table', 'prune']
 
 # %% ../nbs/45_pruners.ipynb #5de57538
-import inspect
+import inspect, warnings
 from functools import partial
-from .masks import Masks
+from .masks import Masks, as_masks
 from .models import look_up
+from .state import caller_level
 from .baselines import force, ntk_sap, phew_act, phew_snip, px, wanda
 from .scores import erk, grasp, iter_snip, magnitude, random_pruning, snip, uniform_pruning
 from .synflow import synflow, synflow_l2
@@ -87,6 +88,17 @@ def methods_table() -> str: # Markdown
     rows = [line([text(*item) for item in about(name).items()]) for name in pruners]
     return '\n'.join([line(about('phew')), line(['---']*len(about('phew'))), *rows])
 
+# %% ../nbs/45_pruners.ipynb #9c07b1c2
+def _checked(masks, method, density):
+    "What a method of your own gave, as `Masks`."
+    try: masks = as_masks(masks)
+    except (TypeError, ValueError) as e: raise type(e)(f"what the method '{method}' gave: {e}") from e
+    asked = None if density is None else round(density*masks.total)
+    if asked and not .5 < masks.kept/asked < 1.5: warnings.warn(
+        f"the method '{method}' kept {masks.kept:,} of {masks.total:,} weights, where density {density:g} is {asked:,}",
+        stacklevel=caller_level())
+    return masks
+
 # %% ../nbs/45_pruners.ipynb #99d4b766
 def prune(model,              # a network; for methods that need not run it a `PathGraph` will do
           method:str,         # a name in `pruners`
@@ -108,4 +120,5 @@ def prune(model,              # a network; for methods that need not run it a `P
         raise TypeError(
             f"the method '{method}' has no argument '{unknown[0]}'; its arguments are {', '.join(takes)}"
             + '; `density` is the part that is kept, 1 - sparsity'*('spars' in unknown[0]))
-    return f(model, density, **{name: value for name, value in given.items() if name in takes}, **kwargs)
+    masks = f(model, density, **{name: value for name, value in given.items() if name in takes}, **kwargs)
+    return masks if isinstance(f, Method) else _checked(masks, method, density)

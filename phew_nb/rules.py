@@ -149,7 +149,8 @@ def over(self:UnitNumbers, numbers, dims, keep=False, kind='add', stat=False):
 class Replay:
     "Magnitudes of constants: what the rules for signals ask of whoever plays a tape."
     def __init__(self, power, dtype, square_means=True, every_row=False):
-        self.power, self.dtype, self.every_row, self.shape = power, dtype, every_row, ()
+        self.power, self.dtype, self.every_row = power, dtype, every_row
+        self.shape, self.type = (), None # of the result to come
         self.mean_power = power if square_means else 1
 
     def positive(self, c):
@@ -277,7 +278,9 @@ def _fill(t, func, args, kwargs, outs):
     for o in outs:
         if t.of(o) is not None: t.moved.put(o, -1)
 
-def _fill_signal(r, func, args, kwargs): return Fixed(func(*r.plain(args), **r.plain(kwargs)))
+def _fill_signal(r, func, args, kwargs):
+    out = func(*r.plain(args), **r.plain(kwargs))
+    return Fixed(out.to(r.type) if r.type and isinstance(out, Tensor) else out)
 
 families['fill'] = Operation('fill', _fill, _fill_signal)
 

@@ -8,7 +8,7 @@ __all__ = ['trackers', 'label', 'estimate', 'Plan', 'in_words', 'plan', 'How', '
            'ray_work', 'report_failure', 'Stopped', 'stop_at_signals', 'Progress', 'check_engine', 'sweep', 'read_grid']
 
 # %% ../nbs/64_sweep.ipynb #48878b60
-import os, re, signal, sys, textwrap, threading, time, traceback
+import os, re, signal, sys, textwrap, threading, time, traceback, warnings
 from importlib import import_module
 from importlib.util import find_spec
 from collections import Counter
@@ -20,6 +20,7 @@ from fastcore.basics import patch
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from .files import check_folder
+from .state import caller_level
 from .config import (Config, check_name, fields_of, grid, known, labels, read_grid, run_name, settings, short,
                             varying)
 from .lines import raising
@@ -59,6 +60,18 @@ class Plan:
         n, all, lines = len(self.missing), len(self.wanted), [self.words[name] for name in self.missing]
         rest = '' if self.seconds is None else f', about {in_words(self.seconds)} one after the other'
         return '\n'.join([f'{all - n} of {all} runs are recorded, {n} to do{rest}', *self.summary(), *lines])
+
+# %% ../nbs/64_sweep.ipynb #ff67854e
+@patch
+def changed(self:Plan) -> str: # what to say; '' where all is as it was
+    "Files of your own that are others now than when runs were recorded."
+    from phew_nb.experiments import own_files
+    old = Counter(place for name,record in self.done.items() for place,found in record.get('files', {}).items()
+                  if own_files(self.wanted[name]).get(place, found) != found)
+    said = [f"'{place}' has changed since {n} of these runs {'was' if n == 1 else 'were'} recorded"
+            for place,n in old.items()]
+    return said and ('; '.join(said) + '. Their records stay as they are: for new ones give another folder, '
+                     'or remove them from records/') or ''
 
 # %% ../nbs/64_sweep.ipynb #84994b46
 @patch
@@ -527,6 +540,7 @@ def sweep(configs:Iterable[Config], # what to run
     "Run all configs that the folder has no record of."
     check_engine(engine, track, ray)
     todo, how = plan(configs, out, shard), How(str(out), device, seconds, masks, track)
+    if changed := todo.changed(): warnings.warn(changed, stacklevel=caller_level())
     if dry_run or not todo.missing: return todo if dry_run else list(todo.done.values())
     if workers is None: workers = sensible_workers(list(todo.missing.values()), device)
     if workers or engine == 'ray': how.rows = rows_of(todo.missing.values(), track)

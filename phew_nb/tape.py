@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from .nodes import Layer, TraceError
+from .units import reach_back
 from .numbers import Numbers, distinct_rows, shrink
 from .rules import UnitNumbers, as_dense, constant_product, is_pointwise, is_strided, named, operation
 from .rules import plain_name, product, read_memory, rerun, tensors_in, write_memory
@@ -41,6 +42,7 @@ class Step:
     shape: tuple  # size of the first of them
     floats: bool  # whether any of them holds floating-point numbers
     last: tuple = () # values that nobody reads any more
+    type: torch.dtype|None = None # of the first of them
 
     @property
     def func(self): return _found(self.name)
@@ -220,7 +222,8 @@ def step(self: Recorder, name, args, kwargs, outs):
     numbers = [self.new() for _ in outs]
     floats = any(o.is_floating_point() or o.is_complex() for o in outs)
     shape = tuple(outs[0].shape) if outs else ()
-    self.tape.steps.append(Step(name, tuple(args), kwargs, numbers, shape, floats))
+    type = outs[0].dtype if outs else None
+    self.tape.steps.append(Step(name, tuple(args), kwargs, numbers, shape, floats, type=type))
     return numbers
 
 @patch
@@ -311,7 +314,8 @@ class Tracer(UnitNumbers, TorchDispatchMode):
         self.follows = follows # or is only a tape wanted?
         self.model, self.made = model, Numbers(torch.int64)
         self.inputs, self.tables, self.constant_fed, self.batch, self.copies, self.paused = [], {}, [], 1, {}, False
-        self.params, self.recorder, self.saved = {}, None, {}
+        self.params, self.recorder, self.saved, self.starts, self.across = {}, None, {}, [], set()
+        self.factors = set() # parameters that are multiplied with each other
         named = list(model.named_parameters())
         self.names = [name for name, _ in named]
         self.first = list(accumulate((p.numel() for _, p in named), initial=0))[:-1]
@@ -507,11 +511,16 @@ def put(self:Tracer, out, units):
     return True
 
 @patch
+def name_of(self:Tracer, weight):
+    "The parameter that a tensor is made of; None where it is not of one alone."
+    behind = self.behind(weight)
+    if behind is None or not behind.numel() or int(behind.min()) < 0: return None
+    return self.names[bisect.bisect_right(self.first, int(behind.min())) - 1]
+
+@patch
 def constant_layer(self:Tracer, weight):
     "A layer that reads nothing that comes from the input; False, as nothing was handled."
-    behind = None if weight.ndim < 2 else self.behind(weight)
-    if behind is not None and behind.numel() and int(behind.min()) >= 0:
-        self.constant_fed.append(self.names[bisect.bisect_right(self.first, int(behind.min())) - 1])
+    if weight.ndim > 1 and (name := self.name_of(weight)): self.constant_fed.append(name)
     return False
 
 # %% ../nbs/15_tape.ipynb #7d54bee8
@@ -522,6 +531,7 @@ def matmul(self:Tracer, a, b, out):
     if x is not None and y is not None: return self.moved.put(out, product(self, x, y)) or True
     if x is None and y is None:
         weights = [t for t in (b, a) if self.is_weight(t)] # (of two made tensors, the second is the layer's)
+        if len(weights) > 1: self.factors |= {n for n in map(self.name_of, weights) if n}
         return self.constant_layer(weights[0]) if weights else False
     if x is not None:
         if self.is_weight(b): return self.put(out, self.linear(b.transpose(-1, -2), x, out))
@@ -571,11 +581,24 @@ def is_filter(self:Tracer, numbers):
 def filter(self:Tracer, weight, numbers, out):
     "A linear layer (O, I) along positions: one group for each unit, the same weights in all; a unit for each row."
     rows, seen = numbers.amax(1).long().cpu(), (numbers >= 0).any(0).cpu().expand(weight.shape)
+    self.runs_across(rows)
     units, which = torch.unique(rows[rows >= 0], return_inverse=True)
     if not weight.is_contiguous(): weight, seen = weight.T, seen.T
     block, seen = self.in_a_row(weight).view(1, 1, 1, -1).expand(len(units), -1, -1, -1), seen.reshape(-1)
     rows[rows >= 0] = self.record(block, units[:, None], out, positions=1, seen=None if seen.all() else seen)[which, 0]
     return rows
+
+# %% ../nbs/15_tape.ipynb #5ec7ac57
+@patch
+def runs_across(self:Tracer, units):
+    "Note the inputs of which a first layer reads positions: their units lie in another dimension than was taken."
+    if not self.starts: return
+    behind = torch.zeros(self.units.n, 1, dtype=torch.bool)
+    behind[units[units >= 0]] = True
+    reach_back(self.units.nodes, behind)
+    if any(behind[node.dst].any() for node in self.units.nodes if isinstance(node, Layer)): return
+    found = [int(i) for i in behind[:, 0].nonzero() if int(i) in self.inputs[0]]
+    self.across |= {bisect.bisect_right(self.starts, i) - 1 for i in found}
 
 # %% ../nbs/15_tape.ipynb #8bc2c5ee
 @patch

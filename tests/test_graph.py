@@ -16,6 +16,7 @@ from awkward import C, Branch, Fn, P, Program, kinds, models, seq
 from truth import Behind, compare, layer_ids
 from phew_nb.flow import path_flow
 from phew_nb.graph import Layer, PathGraph, TraceError, _plain, _run, as_graph, named_tensors, trace
+from phew_nb.tape import Tracer
 from phew_nb.masks import Masks
 from phew_nb.metrics import count_paths
 from phew_nb.walks import phew
@@ -88,7 +89,8 @@ def test_skips_of_known_networks(name):
 def test_ancestors_forward_and_back(name):
     make, *sizes = models[name]
     graph = trace(model := make(), sizes[0] if len(sizes) == 1 else sizes)
-    with _plain(model): units = _run(model, graph.example, 1)[0].units
+    with _plain(model): _run(tracer := Tracer(model), graph.example, 1)
+    units = tracer.units
     behind = closure(PathGraph(units.nodes, units.n, graph.inputs, graph.outputs, {}, {}))
     made = torch.arange(units.n)[units.made_by(torch.arange(units.n)) > 0]
     assert len(made) == sum(n.dst.numel() for n in units.nodes)
@@ -708,3 +710,60 @@ def test_a_code_book():
     with pytest.warns(UserWarning, match='distances to a parameter are taken in test_graph'): graph = trace(CodeBook(), (3,))
     assert set(graph.params) == {'a.weight', 'codes.weight', 'b.weight'}
     assert float(path_flow(graph, power=1).total) > 0 and phew(graph, .5).report(graph).lost == {}
+
+# Where units lie in an input
+
+class Across(nn.Module):
+    "Two inputs, of images and of tokens."
+    def __init__(self): super().__init__(); self.c, self.l, self.o = nn.Conv1d(3, 8, 3), nn.Linear(6, 8), nn.Linear(16, 3)
+    def forward(self, x, y): return self.o(torch.cat([self.c(x).relu().mean(2), self.l(y).relu().mean(1)], 1))
+
+in_the_last = {
+    'tokens': (lambda: Fn(lambda s, x: s.o(F.silu(s.b(F.silu(s.a(x))))).mean(1), a=linear(6, 6), b=linear(6, 6), o=linear(6, 2)), (5, 6)),
+    'positions added, normalised': (lambda: Fn(lambda s, x: s.o(s.e(s.n(x + s.p))).mean(1), p=P(5, 6), n=nn.LayerNorm(6), o=linear(6, 2),
+                                               e=nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)), (5, 6)),
+    'recurrent': (lambda: Fn(lambda s, x: s.o(s.l(x)[0][:, -1]), l=nn.LSTM(6, 8, batch_first=True), o=linear(8, 3)), (5, 6)),
+    'convolution of what is turned': (lambda: Fn(lambda s, x: s.o(s.c(x.mT).relu().mean(2)), c=nn.Conv1d(6, 8, 3), o=linear(8, 2)), (5, 6)),
+    'channels last': (lambda: Fn(lambda s, x: s.o(s.c(x.permute(0, 3, 1, 2)).relu().mean((2, 3))), c=nn.Conv2d(3, 8, 3), o=linear(8, 2)), (9, 10, 3))}
+
+@pytest.mark.parametrize('name', in_the_last)
+def test_units_lie_where_the_first_layer_reads(name):
+    make, size = in_the_last[name]
+    model = make().eval()
+    graph = trace(model, size)
+    assert same(graph, trace(model, size, channel_dim=-1)) and len(graph.inputs) == size[-1]
+    assert len(trace(model, size, channel_dim=1).inputs) == size[0]
+
+@pytest.mark.parametrize('name', ['tokens', 'convolution of what is turned', 'channels last'])
+def test_walks_over_tokens_are_whole(name):
+    "By autograd: whatever is kept has a derivative, where all weights are positive."
+    make, size = in_the_last[name]
+    model = make().double()
+    for p in model.parameters(): p.data = p.abs()
+    masks = phew(model, .2, size)
+    masks.apply(model)
+    model(torch.ones(1, *size, dtype=torch.double)).sum().backward()
+    assert all((dict(model.named_parameters())[n].grad[m] > 0).all() for n, m in masks.items())
+
+def test_units_stay_in_the_first_dimension():
+    mixer = Fn(lambda s, x: s.o(s.t(s.p(x).flatten(2)).relu().mean(2)), p=nn.Conv2d(3, 8, 4, 4), t=linear(16, 16), o=linear(8, 3))
+    patches = Fn(lambda s, x: s.o(s.a(x.unfold(2, 7, 7).unfold(3, 7, 7).reshape(len(x), 16, 49)).relu().mean(1)), a=linear(49, 8), o=linear(8, 3))
+    for model, size in ((mixer, (3, 16, 16)), (patches, (1, 28, 28))):
+        graph = trace(model, size)
+        assert same(graph, trace(model, size, channel_dim=1)) and len(graph.inputs) == size[0]
+    graph = trace(Across(), ((3, 9), (5, 6))) # each input by what reads it
+    assert len(graph.inputs) == 3 + 6 and [l.size for l in graph.layers] == [(1, 8, 3, 3), (1, 8, 6, 1), (1, 3, 16, 1)]
+
+def test_a_second_pass_starts_from_the_model_as_it_was():
+    def forward(s, x):
+        s.seen.append(len(s.seen))
+        return s.o(s.a(x).relu()).mean(1)
+    model = Fn(forward, a=linear(6, 6), o=linear(6, 2))
+    model.seen = []
+    trace(model, (5, 6))
+    assert model.seen == []
+
+def test_factors_of_a_product_are_said_to_be_left_out():
+    model = Fn(lambda s, x: s.o(F.linear(x, s.u @ s.v).relu()), u=P(6, 2), v=P(2, 6), o=linear(6, 2))
+    with pytest.warns(UserWarning, match="'u', 'v' are multiplied with each other"): graph = trace(model, (6,))
+    assert list(graph.params) == ['o.weight'] and graph.left_out.keys() == {'u', 'v'}

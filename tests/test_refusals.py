@@ -68,6 +68,8 @@ add('masks: not pruned by torch', lambda d: Masks.from_torch_prune(d.plain), Val
 add('masks: a class as model', lambda d: d.masks.keep(nn.Linear), TypeError, 'against a model, got type')
 add('masks: no such name', lambda d: Masks({'head.weights': torch.ones(3, 6) > 0}).keep(d.plain), ValueError, "no parameter 'head.weights'; its nearest is 'head.weight'")
 add('masks: no optimizer', lambda d: d.masks.keep(d.plain, 3), TypeError, 'an optimizer with a method step, got int')
+add('masks: a scheduler', lambda d: d.masks.keep(d.plain, torch.optim.lr_scheduler.StepLR(torch.optim.SGD(d.plain.parameters(), .1), 3)),
+    TypeError, 'keep takes an optimizer, not the StepLR')
 add('masks: an optimizer class', lambda d: d.masks.keep(d.plain, torch.optim.SGD), TypeError, 'got the class SGD')
 add('masks: of different tensors', lambda d: d.masks & Masks({'a': torch.ones(2) > 0}), ValueError, "'a' is in one of them only")
 add('masks: floats combined', lambda d: d.masks | d.floats, TypeError, 'must be a boolean tensor, got torch.float32; `mask != 0` makes one')

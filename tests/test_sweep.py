@@ -1,5 +1,5 @@
 "Sweeps: killed, interrupted, beside others, on a bad disk: nothing is lost, and nothing is done twice."
-import os, signal, subprocess, sys, threading, time
+import os, signal, subprocess, sys, threading, time, warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,3 +165,18 @@ def test_ray_cluster_with_a_node_killed(tmp_path, monkeypatch):
     finally: ray.shutdown(); cluster.shutdown()
     assert killed and sorted(r['seed'] for r in read_records(tmp_path)) == list(range(6)) and not read_failures(tmp_path)
     assert sorted(n for w,n in told if w == 'done') == sorted(map(run_name, configs))
+
+def test_a_file_that_has_changed_since_is_named(tmp_path):
+    "Records of what a file of your own was stay, and that they are old is said."
+    net = 'from torch import nn\ndef make(): return nn.Sequential(nn.Flatten(), nn.Linear(64, {0}), nn.ReLU(), nn.Linear({0}, 10))\n'
+    (file := tmp_path/'mine.py').write_text(net.format(12))
+    configs = [Config(model=f'{file}:make', method='magnitude', epochs=1, per_class=2, seed=s) for s in (0, 1)]
+    old = sweep(configs[:1], tmp_path/'out', progress=False)
+    assert list(old[0]['files']) == [str(file)]
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        assert sweep(configs[:1], tmp_path/'out', progress=False) == old
+    file.write_text(net.format(20))
+    with pytest.warns(UserWarning, match="mine.py' has changed since 1 of these runs was recorded"):
+        new = sweep(configs, tmp_path/'out', progress=False)
+    assert new[0] == old[0] and new[1]['files'] != old[0]['files'] and new[1]['total'] == 20*74

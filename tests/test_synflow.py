@@ -566,3 +566,25 @@ def test_networks_of_torchvision_made_linear_by_hand(name):
     torchvision = pytest.importorskip('torchvision')
     torch.manual_seed(0)
     assert_the_same(torchvision.models.get_model(name, weights=None, num_classes=4), torch.ones(1, 3, 32, 32))
+
+
+class Cell(nn.Module):
+    "A recurrence by hand, from a first state that `start` makes of an input and of what a layer makes of it."
+    def __init__(self, start):
+        super().__init__()
+        torch.manual_seed(0)
+        self.start, self.a, self.b, self.o = start, nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+    def forward(self, x):
+        h = self.start(x, self.a(x))
+        for _ in range(2): h = torch.tanh(self.a(x) + self.b(h))
+        return self.o(h)
+
+@pytest.mark.parametrize('f', [synflow, synflow_l2])
+@pytest.mark.parametrize('start', [
+    lambda x, y: x.new_zeros(len(x), 5), lambda x, y: torch.zeros_like(y), lambda x, y: x.new_full((len(x), 5), 0.),
+    lambda x, y: torch.empty_like(y).zero_(), lambda x, y: torch.full_like(y, .5), lambda x, y: torch.ones_like(y),
+    lambda x, y: torch.zeros(5).expand(len(x), 5)])
+def test_a_state_that_begins_as_a_constant_is_no_path(start, f):
+    "However the constant is made: the same sums, and so the same masks, as from zeros of its own."
+    plain = f(Cell(lambda x, y: torch.zeros(len(x), 5)), .3, (4,))
+    assert f(Cell(start), .3, (4,)).hash() == plain.hash()
