@@ -322,7 +322,8 @@ def record(model,    # any network; it is run once and left as it was
     _check_model(model := unwrapped(model))
     with _plain(model):
         found = _run(tracer := Tracer(model, follows=False), example, 1, outputs)
-        if len(found) > 1: found = _run(tracer := Tracer(model), example, 1, outputs) # (only units tell where paths end)
+        if len(found) > 1: # (only units tell where paths end)
+            found = _run(tracer := Tracer(model), example, 1, outputs)
     return tracer.recorder.tape, _chosen(tracer, found, outputs)[0] if len(found) > 1 else [*found]
 
 # %% ../nbs/16_graph.ipynb #0bbf601d
