@@ -24,8 +24,7 @@ class Edges:
                  masks=None,    # mapping from parameter name to boolean tensor; None: every weight counts
                  power: int = 1 # of each weight's magnitude: 0, 1 or 2
                 ):
-        self.layer, self.power, self.mask = layer, power, None
-        if masks is not None and layer.name in masks: self.mask = layer.pick(masks[layer.name].cpu())
+        self.layer, self.power, self.mask = layer, power, layer.usable(masks)
         self.table = self._table() if power or self.mask is not None else None
 
     def _table(self):

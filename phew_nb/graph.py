@@ -396,8 +396,8 @@ def live(self:PathGraph,
     "Units on some complete path from an input to an output."
     def links(junction): return slice(None) if skips else ~junction.skip
     def edges(layer):
-        if masks is None or layer.name not in masks: return every_edge(layer)
-        return layer.pick(masks[layer.name].cpu()).any(-1)
+        usable = layer.usable(masks)
+        return every_edge(layer) if usable is None else usable.any(-1)
     down, up = (torch.zeros(self.n_units, 1, dtype=torch.bool) for _ in range(2))
     down[self.inputs], up[self.outputs] = True, True
     return (reach_ahead(self.nodes, down, links, edges) & reach_back(self.nodes, up, links, edges))[:, 0]

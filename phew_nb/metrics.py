@@ -90,10 +90,6 @@ class Width(NamedTuple):
     kept: int  # with a kept incoming weight
     live: int  # on a complete path
 
-def _mask_of(layer, masks):
-    "A layer's mask as (G, O, I, K); None where all is kept."
-    return None if masks is None or layer.name not in masks else layer.pick(masks[layer.name].cpu())
-
 def widths(model,            # a network, or its `PathGraph`
            masks=None,       # parameter name -> boolean tensor; None: the model's own, or every weight
            input_size=None,  # size of one input without the batch, or the network's `PathGraph`
@@ -103,7 +99,7 @@ def widths(model,            # a network, or its `PathGraph`
     graph, masks = graph_and_masks(model, input_size, masks)
     live, found = graph.live(masks, skips), {}
     for layer in graph.layers:
-        mask = _mask_of(layer, masks)
+        mask = layer.usable(masks)
         kept = layer.dst.numel() if mask is None else int(mask.any(3).any(2).sum())
         found.setdefault(layer.name, Width(layer.dst.numel(), kept, int(live[layer.dst].sum())))
     return found
@@ -144,7 +140,7 @@ def flops(model,            # a network, or its `PathGraph`
         raise ValueError(f"granularity must be 'weight' or 'kernel', got {granularity!r}")
     (graph, masks), counts = graph_and_masks(model, input_size, masks), {}
     for layer in graph.layers:
-        mask, (G, O, I, K) = _mask_of(layer, masks), layer.size
+        mask, (G, O, I, K) = layer.usable(masks), layer.size
         if mask is None: kept = G*O*I*K
         else: kept = int(mask.sum()) if granularity == 'weight' else int(mask.any(3).sum())*K
         counts[layer.name] = counts.get(layer.name, 0) + kept*layer.positions
@@ -253,7 +249,7 @@ def _ways(graph, masks, skips, columns):
     "For each unit the ways on: the next unit, and the column of the weight (None for a link)."
     live, ways = graph.live(masks, skips), {}
     for layer in graph.layers:
-        c, mask = columns[layer.name], _mask_of(layer, masks)
+        c, mask = columns[layer.name], layer.usable(masks)
         numbers = layer.pick(torch.arange(c.start, c.stop).view(layer.param.shape)).expand(layer.size)
         keep = edges_between(layer, live)[..., None]
         for g, o, i, k in (keep.expand(layer.size) if mask is None else keep & mask).nonzero().tolist():

@@ -36,6 +36,7 @@ class Layer:
     positions: int = 1        # places (pixels, tokens) at which each row is computed
     seen: Tensor|None = None       # (K,) kernel positions that ever see anything but padding; None: all of them
     counted: bool = True      # False where the layer is kept dense
+    shut: Tensor|None = None       # (G, O, I, K) weights that a constant multiplies by zero; None: there are none
 
     def __post_init__(self): self.layout = self.param.stride() if self.param is not None else ()
 
@@ -93,6 +94,15 @@ def pick(self:Layer,
     self.check()
     t = like(t, self.param)
     return self.arranged(t.as_strided((t.numel(),), (1,), t.storage_offset()))
+
+@patch
+def usable(self:Layer,
+           masks=None, # parameter name -> boolean tensor; None: every weight is kept
+          ) -> Tensor|None: # (G, O, I, K) boolean, on the CPU; None: all of them
+    "Which weights something can pass through: those that are kept, and not multiplied by a constant zero."
+    kept = None if masks is None or self.name not in masks else self.pick(masks[self.name].cpu())
+    if self.shut is None: return kept
+    return ~self.shut if kept is None else kept & ~self.shut
 
 @patch
 def shaped(self:Layer,

@@ -60,7 +60,8 @@ def report(self: Masks,
     was, now, dead, alive = graph.live(None, skips), graph.live(self, skips), {}, {}
     for layer in graph.layers:
         dead[layer.name] = dead.get(layer.name, 0) + int((was & ~now)[layer.dst].sum())
-        alive[layer.name] = alive.get(layer.name, 0) + layer.spread(edges_between(layer, now).int())
+        edges = edges_between(layer, now)[..., None] & (True if layer.shut is None else ~layer.shut)
+        alive[layer.name] = alive.get(layer.name, 0) + layer.spread(edges.int())
     masks = {name: self[name].cpu() for name in graph.params if name in self}
     lost = {name: int((mask & (alive[name] == 0)).sum()) for name, mask in masks.items()}
     positive = lambda counts: {name: n for name, n in counts.items() if n}

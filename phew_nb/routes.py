@@ -122,7 +122,7 @@ def drawn_from(layer: Layer, # of the traced network
     w = layer.pick(scores[layer.name]) if scores and layer.name in scores else layer.weight()
     if not w.dtype.is_floating_point: raise ValueError(f"the weights '{layer.name}' are not floating point numbers")
     ok = edges_between(layer, live)[..., None]
-    if masks is not None and layer.name in masks: ok = ok & layer.pick(masks[layer.name].to(ok.device))
+    if (usable := layer.usable(masks)) is not None: ok = ok & usable.to(ok.device)
     if ok.all(): return Drawn(layer, _storage(w), w.stride(), w.storage_offset())
     w = torch.where(ok.to(w.device), w, float('nan')).contiguous()
     return Drawn(layer, w.view(-1), w.stride(), 0, True)

@@ -316,6 +316,7 @@ class Tracer(UnitNumbers, TorchDispatchMode):
         self.inputs, self.tables, self.constant_fed, self.batch, self.copies, self.paused = [], {}, [], 1, {}, False
         self.params, self.recorder, self.saved, self.starts, self.across = {}, None, {}, [], set()
         self.factors = set() # parameters that are multiplied with each other
+        self.shut = Numbers(torch.bool) # for what is made of parameters: does a constant multiply it by zero?
         named = list(model.named_parameters())
         self.names = [name for name, _ in named]
         self.first = list(accumulate((p.numel() for _, p in named), initial=0))[:-1]
@@ -474,6 +475,8 @@ def block(self:Tracer, block):
         name, first = self.names[at := at.pop()], self.first[at]
         p = dict(self.model.named_parameters())[name]
         where = copied and _steps(behind - first) or dict(numbers=(behind - first).cpu(), values=block.detach().clone())
+        shut = self.shut.get(block)
+        if shut is not None and shut.any(): where['shut'] = shut.cpu().clone()
     if p.numel() != 1 + sum((n-1)*s for n, s in zip(p.shape, p.stride())):
         raise TraceError(f"the parameter '{name}' does not fill its memory without gaps; make it contiguous")
     return name, p, where
@@ -630,6 +633,13 @@ def follow_weights(self:Tracer, func, name, args, kwargs, outs, given):
     single = (is_pointwise(func) or family == 'keep' or name in ('copy', '_weight_norm_interface')) and \
         len(whole) and all(torch.equal(w, whole[0]) for w in whole)
     for o in outs: self.made.put(o, whole[0] if single and o.shape == outs[0].shape else -2)
+    if single and len(made) == 1 and name in ('mul', 'where', 'masked_fill'): self.note_shut(made[0], outs[0])
+
+@patch
+def note_shut(self:Tracer, weight, out):
+    "Note which weights become zero, and stay so, by a constant."
+    shut, before = (out == 0) & (weight != 0), self.shut.get(weight)
+    self.shut.put(out, shut if before is None else shut | before)
 
 # %% ../nbs/15_tape.ipynb #306abdaf
 @patch

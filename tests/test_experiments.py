@@ -54,7 +54,6 @@ def test_runs_that_share_their_beginning_are_as_if_alone():
         E._start.clear(); E._load.cache_clear()
         assert same(run(c)) == same(r), c
 
-@pytest.mark.slow
 @dataclass(frozen=True)
 class Younger(Config):
     "With a field that nothing here knows yet."
@@ -72,6 +71,7 @@ def test_no_field_is_passed_over_by_what_runs_share():
         assert E.untrained(replace(config, **changed), data)[0] is not E.untrained(config, data)[0], changed
     assert E.untrained(replace(config, method='phew', density=.5), data)[0] is E.untrained(config, data)[0]
 
+@pytest.mark.slow
 def test_killed_at_epoch_100_of_160_a_run_ends_equal_to_the_bit(tmp_path):
     "The paper's length, by its recipe; the process is killed, with its checkpoint of epoch 100 on disk."
     longer, path = replace(config, epochs=160, recipe='resnet20_cifar10'), tmp_path/'run.pt'

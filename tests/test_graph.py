@@ -767,3 +767,27 @@ def test_factors_of_a_product_are_said_to_be_left_out():
     model = Fn(lambda s, x: s.o(F.linear(x, s.u @ s.v).relu()), u=P(6, 2), v=P(2, 6), o=linear(6, 2))
     with pytest.warns(UserWarning, match="'u', 'v' are multiplied with each other"): graph = trace(model, (6,))
     assert list(graph.params) == ['o.weight'] and graph.left_out.keys() == {'u', 'v'}
+
+class Masked(nn.Module):
+    "A layer whose weights a constant multiplies, by zero above the diagonal and on it."
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.l, self.o = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.register_buffer('m', torch.tril(torch.ones(6, 6), -1))
+    def forward(self, x): return self.o(torch.tanh(F.linear(x, self.l.weight*self.m, self.l.bias)))
+
+def test_weights_that_a_constant_zeroes_are_no_paths():
+    "By counting: each output is reached over each of the 15 weights below the diagonal."
+    graph = trace(model := Masked(), (6,))
+    assert count_paths(graph) == 15*2 and not graph.live()[graph.inputs[-1]]
+    masks = phew(graph, .4)
+    assert not (masks['l.weight'] & (model.m == 0)).any() and not sum(masks.report(graph).lost.values())
+    with pytest.raises(ValueError, match='25 of 48 weights at most'): phew(graph, .6)
+    every = Masks.dense(graph.params)
+    assert every.report(graph).lost == {'l.weight': 21, 'o.weight': 2} and count_paths(graph, every) == 30
+
+def test_a_gain_of_zero_is_no_constant():
+    "It may grow: the weights that it multiplies are drawn from."
+    model = Fn(lambda s, x: s.o(F.linear(x, s.l.weight*s.g).relu()), l=linear(4, 4), g=nn.Parameter(torch.zeros(1)), o=linear(4, 2))
+    assert all(layer.shut is None for layer in trace(model, (4,)).layers)
