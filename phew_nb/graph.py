@@ -153,12 +153,13 @@ def _run(tracer, example, channel_dim, outputs='all', given=True, across=()):
 # %% ../nbs/16_graph.ipynb #5ced4a3d
 def _numbered(model, example, channel_dim, outputs, given):
     "The tracer and what the model returns; once more where a first layer runs across what was taken for units."
-    first, second, found = Tracer(model), Tracer(model), None
+    first, found = Tracer(model), None
     try:
         with _plain(model): found = _run(first, example, channel_dim, outputs, given)
     except TraceError:
         if not first.across: raise
     if channel_dim is not None or not first.across: return first, found
+    second = Tracer(model)
     try:
         with _plain(model): return second, _run(second, example, None, outputs, given, first.across)
     except TraceError:

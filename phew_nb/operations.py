@@ -366,12 +366,12 @@ def _convolution(t, func, args, kwargs, outs):
 
 def _conv_layer(t, x, w, bias, stride, padding, dilation, transposed, more, groups, out):
     space, numbers = [1]*(out.ndim - 2), t.known(x).transpose(0, 1).flatten(1)
-    if groups == 1 and w[0, 0].numel() == 1 and out.shape[2:] == x.shape[2:] and not transposed and \
-        t.is_filter(numbers.T[None]): # along channels that are positions
+    along = t.is_filter(numbers.T[None]) # channels that are positions?
+    if along and groups == 1 and w[0, 0].numel() == 1 and out.shape[2:] == x.shape[2:] and not transposed:
         numbers = t.known(x).flatten(2).transpose(1, 2)
         rows = t.linear(w.flatten(1)[None], numbers.reshape(1, -1, numbers.shape[-1]), out)
         return rows.view(len(x), 1, *out.shape[2:])
-    if len(numbers) > 1 and t.is_filter(numbers.T[None]): t.runs_across(numbers.amax(0).long().cpu())
+    if along and len(numbers) > 1: t.runs_across(numbers.amax(0).long().cpu())
     block = w.flatten(2).unflatten(0, (groups, -1))
     if transposed: block = block.transpose(1, 2)
     sizes = (out.shape[2:], x.shape[2:]) if transposed else (x.shape[2:], out.shape[2:])

@@ -30,8 +30,8 @@ def survivors(graph: PathGraph, # see `trace`
     "Units to which, or from which, any kept weight leads."
     alive = torch.zeros(graph.n_units, dtype=torch.bool)
     for layer in graph.layers:
-        edges = torch.ones(layer.size[:3], dtype=torch.bool)
-        if masks is not None and layer.name in masks: edges = layer.pick(masks[layer.name].cpu()).any(-1)
+        usable = layer.usable(masks)
+        edges = torch.ones(layer.size[:3], dtype=torch.bool) if usable is None else usable.any(-1)
         alive[layer.dst[edges.any(2)]] = True
         alive[layer.src[edges.any(1) & (layer.src >= 0)]] = True
     return alive

@@ -65,9 +65,11 @@ class Plan:
 @patch
 def changed(self:Plan) -> str: # what to say; '' where all is as it was
     "Files of your own that are others now than when runs were recorded."
-    from phew_nb.experiments import own_files
-    old = Counter(place for name,record in self.done.items() for place,found in record.get('files', {}).items()
-                  if own_files(self.wanted[name]).get(place, found) != found)
+    source_of = import_module('phew_nb.models').source_of
+    names = {name for c in self.wanted.values() for name in (c.model, c.data, c.method)}
+    now = {place: found for name in names for place,found in source_of(name).items()} # each file is read once
+    old = Counter(place for record in self.done.values() for place,found in record.get('files', {}).items()
+                  if now.get(place, found) != found)
     said = [f"'{place}' has changed since {n} of these runs {'was' if n == 1 else 'were'} recorded"
             for place,n in old.items()]
     return said and ('; '.join(said) + '. Their records stay as they are: for new ones give another folder, '
