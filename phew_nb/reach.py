@@ -211,8 +211,8 @@ def reachable(walker: Walker, # that takes the walks
 
 def _whole_kernels(walker, layer, p):
     p = p.any(-1, keepdim=True).expand(layer.size)
-    masks = walker.masks
-    return p & layer.pick(masks[layer.name].to(p.device)) if masks is not None and layer.name in masks else p
+    usable = layer.usable(walker.masks)
+    return p if usable is None else p & usable.to(p.device)
 
 def _whole_blocks(walker, name, some):
     at = some.nonzero().view(-1)

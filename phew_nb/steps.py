@@ -317,8 +317,8 @@ def conserved(self: Walker, layer, walks, g, o, c, k) -> tuple: # (m,) places in
     g, o, c, walks = (t[:, None].expand(-1, K).reshape(-1) for t in (g, o, c, walks))
     k = torch.arange(K, device=g.device).repeat(len(g)//K)
     place = index_of(layer, g, o, c, k)
-    if self.masks is None or layer.name not in self.masks: return place, walks
-    ok = layer.pick(self.masks[layer.name].to(g.device))[g, o, c, k]
+    if (usable := layer.usable(self.masks)) is None: return place, walks
+    ok = usable.to(g.device)[g, o, c, k]
     return place[ok], walks[ok]
 
 @patch

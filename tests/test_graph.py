@@ -787,6 +787,17 @@ def test_weights_that_a_constant_zeroes_are_no_paths():
     every = Masks.dense(graph.params)
     assert every.report(graph).lost == {'l.weight': 21, 'o.weight': 2} and count_paths(graph, every) == 30
 
+@pytest.mark.parametrize('masks', [False, True])
+def test_whole_kernels_have_no_weights_that_a_constant_zeroes(masks):
+    "As autoregressive networks of images have them: only the first 4 of 9 positions come before the pixel."
+    model = Fn(lambda s, x: s.o(F.conv2d(x, s.c.weight*s.m, padding=1).relu()), c=nn.Conv2d(3, 5, 3, bias=False), o=nn.Conv2d(5, 2, 1))
+    model.register_buffer('m', (torch.arange(9) < 4).view(3, 3).float())
+    graph = trace(model, (3, 6, 6))
+    kept = Masks.dense(graph.params)
+    if masks: kept['c.weight'][..., 0, 0] = False
+    found = phew(graph, .28, granularity='kernel', masks=kept if masks else None)['c.weight'].flatten(2)
+    assert not found[..., 4:].any() and set(found.sum(2).view(-1).tolist()) <= {0, 4 - masks} and found.any()
+
 def test_a_gain_of_zero_is_no_constant():
     "It may grow: the weights that it multiplies are drawn from."
     model = Fn(lambda s, x: s.o(F.linear(x, s.l.weight*s.g).relu()), l=linear(4, 4), g=nn.Parameter(torch.zeros(1)), o=linear(4, 2))
