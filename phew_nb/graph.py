@@ -16,7 +16,7 @@ import torch
 from fastcore.basics import patch
 from torch import nn, Tensor
 from torch.utils._pytree import tree_map
-from .state import as_found, caller_level, unwrapped
+from .state import as_found, caller_level, to_eval, unwrapped
 from .nodes import Junction, Layer, TraceError, like
 from .numbers import shrink
 from .units import every_edge, reach_ahead, reach_back
@@ -43,7 +43,7 @@ def _plain(model):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)
-        model.eval()
+        to_eval(model)
         yield
 
 # %% ../nbs/16_graph.ipynb #b848dab6

@@ -220,8 +220,27 @@ def _has_more(layer):
     return any(bool((local_part(g.param.data) != 0)[~local_mask(g.zeroes.mask, g.param).to(g.param.device)].any())
                for g in layer.guards.values() if not g.param.is_meta)
 
+def _is_alike(layer, module):
+    "Has another module the weights of a layer, with zeros where they are masked?"
+    new = {name: module._parameters.get(name) for name in layer.masks} if module is not None else {}
+    return bool(new) and all(p is not None and p.shape == layer.masks[name].shape and not p.is_meta
+                             and not local_part(p)[~local_mask(layer.masks[name], p).to(p.device)].any()
+                             for name,p in new.items())
+
+def _gone(old, new):
+    "Paths in a module of layers that are held, where another module has dense ones that train."
+    if old is None or not any(p.requires_grad and p.ndim > 1 for p in new.parameters()): return []
+    inside, places = set(new.modules()), dict(new.named_modules())
+    return [path for path,m in old.named_modules() if m not in inside and (layer := _layer(m)) and layer.held
+            and not _is_alike(layer, places.get(path))]
+
+def _layers(n): return 'a layer' if n == 1 else f'{n} layers'
+
 def _on_module(parent, name, module):
     "Before a module is put into another: warn, or raise, where what is held would not be."
+    if module is not None and (gone := _gone(parent._modules.get(name), module)): warnings.warn(
+        f"'{name}' of {type(parent).__name__} takes the place of {_layers(len(gone))} that masks held, has no masks, "
+        "and trains densely. To prune it too, make masks for the model as it is now and keep them")
     if isinstance(parent, nn.parallel.DistributedDataParallel):
         _in_ddp.add(module)
         _announce(module)

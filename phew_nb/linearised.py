@@ -12,7 +12,7 @@ from functools import cache
 from torch import Tensor, nn
 from fastcore.basics import patch
 from torch.utils._pytree import tree_map
-from .state import as_found, random_kept
+from .state import as_found, random_kept, to_eval
 from .rules import Fixed, Replay, each_fixed, is_signal, moving, operation, plain_name, signals_in
 from .operations import read_rows, reads_rows
 from .tape import filled
@@ -108,7 +108,7 @@ def moved_weights(self: Replay, func, args, kwargs):
 def evaluating(model: nn.Module): # left as it was, also where the block raises
     "Evaluation mode; afterwards modes, buffers and random states are as they were."
     with as_found(model):
-        model.eval()
+        to_eval(model)
         yield
 
 # %% ../nbs/26_linearised.ipynb #59d56108

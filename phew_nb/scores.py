@@ -25,7 +25,7 @@ from .keeping import check_choice
 from .looks import palette
 from .masks import Masks, n_kept, unwrapped
 from .models import look_up
-from .state import as_found, caller_level, random_kept
+from .state import as_found, caller_level, random_kept, to_eval
 
 # %% ../nbs/40_scores.ipynb #7e183f62
 _all_ = ['caller_level', 'own_stream'] # as ever
@@ -341,13 +341,22 @@ def _is_batch_norm(module):
     "Whether a module, scripted ones too, is a batch normalisation."
     return isinstance(module, nn.modules.batchnorm._BatchNorm) or 'BatchNorm' in getattr(module, 'original_name', '')
 
+def _mode_fixed_by(model):
+    if isinstance(model, torch.jit.TopLevelTracedModule): return 'torch.jit.trace'
+    return 'torch.export' if isinstance(model, torch.fx.GraphModule) and 'eval' in vars(model) else None
+
+def _norms_written_out(model):
+    "Whether the program of a network calls batch normalisation, which then is no module."
+    return any('batch_norm' in str(node.target) for node in getattr(getattr(model, 'graph', None), 'nodes', ()))
+
 def _set_modes(model, batch_stats):
     "Evaluation mode, but for batch normalisation if asked for."
     norms = [m for m in model.modules() if _is_batch_norm(m)] if batch_stats else []
-    if norms and isinstance(model, torch.jit.TopLevelTracedModule): raise ValueError(
-        "torch.jit.trace has fixed the mode of this network's batch normalisation: give batch_stats=False, "
-        "or the network that was traced")
-    model.eval()
+    fixed = _mode_fixed_by(model)
+    if fixed and (norms or batch_stats and _norms_written_out(model)): raise ValueError(
+        f"{fixed} has fixed the mode of this network's batch normalisation: give batch_stats=False, "
+        "or the network that it was made from")
+    to_eval(model)
     for m in norms: m.training = True
 
 # %% ../nbs/40_scores.ipynb #728c87fc

@@ -486,6 +486,33 @@ def test_states_of_other_masks_are_said():
     with pytest.warns(UserWarning, match='masked already, by other masks'): model.load_state_dict(other.state_dict())
     check(model, masks)
 
+@pytest.mark.parametrize('make_new,dense', [
+    (lambda old: nn.Linear(12, 3), True), (lambda old: nn.Linear(12, 5), True),
+    (lambda old: nn.Sequential(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)), True),
+    (copy.deepcopy, False), (lambda old: nn.Sequential(old, nn.Dropout(.1)), False), (lambda old: nn.Identity(), False),
+    (lambda old: nn.Linear(12, 3).requires_grad_(False), False)])
+def test_a_dense_layer_in_place_of_one_that_is_held_is_said(make_new, dense):
+    model = make()
+    choose(model).keep(model)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        model[3] = make_new(model[3])
+    assert [str(w.message)[:55] for w in said] == dense*["'3' of Sequential takes the place of a layer that masks"]
+
+def test_a_new_part_with_dense_layers_is_said_once():
+    model = nn.Sequential(make(), nn.ReLU())
+    choose(model).keep(model)
+    with pytest.warns(UserWarning, match='the place of 3 layers') as said: model[0] = make(1)
+    assert len(said) == 1
+
+def test_a_convolution_fused_with_its_normalisation_is_not_said():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+    masks = choose(model).keep(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        model[0] = nn.utils.fuse_conv_bn_eval(*model)
+    assert (model[0].weight[~masks['0.weight']] == 0).all()
+
 def test_what_is_no_optimizer_is_refused():
     model = make()
     before = copy.deepcopy(model.state_dict())

@@ -1,5 +1,5 @@
 "Scores are right by a second way, and leave the network to the bit as it was, whatever the network and whatever happens."
-import copy, math, random, warnings
+import copy, inspect, math, random, warnings
 from collections import UserDict, deque
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -523,6 +523,18 @@ def test_scripted_and_traced_networks(method):
     running = look[method](plain, .3, (6,), data(), batch_stats=False)
     for model in (scripted, traced): assert look[method](model, .3, (6,), data(), batch_stats=False) == running
     for old, model in zip(before, (scripted, traced)): assert_same(old, snapshot(model))
+
+@pytest.mark.parametrize('method', ['phew', 'synflow', 'snip', 'grasp', 'magnitude', 'ntk_sap', 'phew_act'])
+def test_a_program_of_torch_export_is_pruned_like_its_network(method):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    program = torch.export.export(model, (data()[0][0],), dynamic_shapes=({0: torch.export.Dim('n')},)).module()
+    takes = inspect.signature(pruners[method]).parameters
+    how = dict(dl=data()) if 'dl' in takes else {}
+    if 'batch_stats' in takes:
+        with pytest.raises(ValueError, match='torch.export has fixed the mode'): pruners[method](program, .3, (6,), **how)
+        how |= dict(batch_stats=False)
+    assert pruners[method](program, .3, (6,), **how).hash() == pruners[method](model, .3, (6,), **how).hash()
 
 @pytest.mark.parametrize('method', look)
 def test_networks_made_in_inference_mode(method):
