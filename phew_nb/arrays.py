@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 @dataclass
 class Arrays:
     "Examples, one a row."
-    x:torch.Tensor # images: uint8 (n, channels, height, width); or any numbers, (n, features, ...)
+    x:torch.Tensor # images: uint8 (n, channels, height, width); numbers (n, features, ...); tokens: int64 (n, length)
     label:torch.Tensor # classes: int64 (n,)
     target:torch.Tensor|None=None # regression: the wanted image, uint8, of the shape of `x`
     def __len__(self): return len(self.x)
@@ -46,21 +46,30 @@ class Data:
     @property
     def is_regression(self): return self.train.target is not None
     @property
+    def is_tokens(self): return self.train.x.dtype == torch.int64
+    @property
     def input_size(self): return (self.train.x[0].numel(),) if self.is_regression else tuple(self.train.x.shape[1:])
     @property
     def n_out(self): return self.train.target[0].numel() if self.is_regression else len(self.classes)
 
 # %% ../nbs/02_arrays.ipynb #ddbd3ae7
+def _kind_of(data):
+    "What the examples are."
+    size = 'x'.join(map(str, data.train.x.shape[1:]))
+    if data.train.x.ndim == 4: return f'images of {size}'
+    return f'sequences of {size} tokens' if data.is_tokens else f'examples of {size} numbers'
+
 @patch
 def __repr__(self:Data):
-    n, size, full = (len(self.train), len(self.test)), 'x'.join(map(str, self.train.x.shape[1:])), self.full or ()
-    text = f'{self.name}: {n[0]:,} training and {n[1]:,} test images of {size}, {len(self.classes)} classes'
+    n, full = (len(self.train), len(self.test)), self.full or ()
+    text = f'{self.name}: {n[0]:,} training and {n[1]:,} test {_kind_of(self)}, {len(self.classes)} classes'
     return text + (f' (a part of {full[0]:,} and {full[1]:,})' if full and n != full else '')
 
 # %% ../nbs/02_arrays.ipynb #7276ac1d
 def channel_stats(x:torch.Tensor # images: uint8 (n, channels, height, width); or any numbers, (n, features, ...)
                  ) -> tuple[torch.Tensor, torch.Tensor]: # of each channel, as fractions of 255
     "Mean and standard deviation of each channel over all images; a channel that never varies has deviation 1/255."
+    if x.dtype == torch.int64: return torch.zeros(1), torch.tensor([1/255]) # tokens stay as they are
     if x.dtype != torch.uint8: mean, std = _moments(x.transpose(0, 1).flatten(1).double()/255)
     else:
         count = sum(torch.stack([torch.bincount(c.flatten(), minlength=256) for c in part.unbind(1)])

@@ -18,8 +18,8 @@ from pathlib import Path
 from . import __version__
 from .config import Config, fields_of, run_name, varying
 from .files import check_file, check_files, check_folder, check_kind, write_bytes
-from .lines import (Page, Refused, Terminated, at_the_door, command, for_stream, note, notes, number, obey,
-                           option, read_line, say, seeds, several, signals, told, whole, why, word, wrapped)
+from .lines import (Page, Refused, Terminated, at_the_door, command, file_name, for_stream, note, notes, number,
+                           obey, option, read_line, say, seeds, several, signals, told, whole, why, word, wrapped)
 from .options import (any_network, check_device, check_memory, compare_configs, compare_options, default_words,
                              fraction, known, listing, name_list, network_fields, network_options, of_config, said_of,
                              talk_options, usual_methods, usual_outputs, where_options)
@@ -67,11 +67,12 @@ _figures = 'accuracy.png', 'widths.png'
 
 def _rehearse(config):
     "Make the first run's data and network, and say what they are."
-    from phew_nb.experiments import config_data, config_model, config_size
-    from phew_nb.graph import trace
+    from phew_nb.experiments import check_output, config_data, config_graph, config_model
     data = config_data(config)
     check_memory(config, data.input_size, data.n_out)
-    trace(config_model(config, data.input_size, data.n_out), config_size(config, data.input_size))
+    model = config_model(config, data.input_size, data.n_out)
+    config_graph(config, model, data)
+    check_output(config, model, data)
     return repr(data)
 
 def _runs(n): return f"{n:,} run{'s'*(n != 1)}"
@@ -220,7 +221,7 @@ def prune_options() -> list: # for `read_line`
         option('model', 'NAME', word, ..., any_network, need),
         option('densities', 'NUMBERS', several(fraction), ..., 'fractions of the weights kept, each in (0, 1]; with '
                'commas: a file for each (--density is the same)', need, ('density',)),
-        option('out', 'FILE', word, ..., 'file of masks to write, by custom with the ending .safetensors', need),
+        option('out', 'FILE', file_name, ..., 'file of masks to write, by custom with the ending .safetensors', need),
         of_config('method', 'NAME', word, how, 'how the weights are chosen: a name of --list, or my_file.py:f',
                   ('methods',)),
         of_config('seed', 'N', whole(0), how, 'of the initial weights, and of methods with chance', ('seeds',)),
@@ -230,9 +231,9 @@ def prune_options() -> list: # for `read_line`
                'that reads tokens, how many: 16; default: the usual', how),
         option('n_out', 'N', whole(1), None, 'number of outputs; default: those of --data, or '
                "of the network (10, for resnet18 200)", how),
-        option('weights', 'FILE', word, None, 'safetensors file of its weights, a state_dict; default: drawn by '
+        option('weights', 'FILE', file_name, None, 'safetensors file of its weights, a state_dict; default: drawn by '
                '--seed', how),
-        option('weights_out', 'FILE', word, None, 'safetensors file to write the weights to, before pruning', how),
+        option('weights_out', 'FILE', file_name, None, 'safetensors file to write the weights to, before pruning', how),
         *network_options(), *talk_options('choose the masks and report, and write nothing')]
 
 # %% ../nbs/68_cli.ipynb #498895d1
@@ -285,15 +286,26 @@ def _check_prune(args, data):
     if args.method not in need_data: return
     if data is None: raise ValueError(f'{args.method!r} looks at data: name a data set with --data')
 
-def _traced(config, model, size):
+def _traced(config, model, size, data):
     "The graph of a network, and what its pruner is called with: the size of an input, or, for tokens, the graph."
-    from phew_nb.experiments import config_size
-    from phew_nb.graph import trace
+    from phew_nb.experiments import config_graph, config_size
+    from phew_nb.graph import TraceError, trace
+    from phew_nb.libraries import of_library
+    if data is not None and data.is_tokens: return 2*(config_graph(config, model, data),)
+    ids = _tokens_for(config.model, model, size)
+    try: return 2*(trace(model, example=ids),) if ids is not None else (trace(model, s := config_size(config, size)), s)
+    except TraceError as e:
+        if ids is None or of_library(config.model): raise
+        try: return trace(model, size), size
+        except TraceError: raise e from None
+
+def _tokens_for(name, model, size):
+    "Tokens for a network that seems to read them: a row of numbers that each of its embeddings knows."
+    from torch import arange, nn
     from phew_nb.libraries import of_library, token_example
-    ids = token_example(config.model, *size[:1]) if of_library(config.model) else None
-    if ids is not None: return 2*(trace(model, example=ids),)
-    size = config_size(config, size)
-    return trace(model, size), size
+    if of_library(name): return token_example(name, *size[:1])
+    known = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    return arange(size[0])[None] % min(known) if known and len(size) == 1 else None
 
 # %% ../nbs/68_cli.ipynb #867791f8
 def _by_density(configs, model, size, data):
@@ -318,7 +330,7 @@ def pruned(args # what `read_line` gives
     check_memory(configs[0], size, n_out)
     model = config_model(configs[0], size, n_out)
     if args.weights: load_weights(model, Path(args.weights))
-    graph, size = _traced(configs[0], model, size)
+    graph, size = _traced(configs[0], model, size, data)
     return model, graph, _by_density(configs, model, size, data)
 
 # %% ../nbs/68_cli.ipynb #bad34410
@@ -491,9 +503,9 @@ examples:
 
 def report_options() -> list: # for `read_line`
     "What phew_report understands."
-    out = option('out', 'FILE', word, None, 'the page; default: report.html in the folder', 'where')
+    out = option('out', 'FILE', file_name, None, 'the page; default: report.html in the folder', 'where')
     latex = 'file of LaTeX to write the table of results to as well (it needs \\usepackage{booktabs})'
-    return [out, option('latex', 'FILE', word, None, latex, 'where'), *talk_options('')]
+    return [out, option('latex', 'FILE', file_name, None, latex, 'where'), *talk_options('')]
 
 # %% ../nbs/68_cli.ipynb #7e2ab58a
 _report_page = Page('phew_report', 'phew_report FOLDER [options]', _report_about, _report_more, report_options,

@@ -31,9 +31,9 @@ class Config:
     per_class:int|None=None # training examples of each class; None: all
     test_per_class:int|None=None # test examples of each class; None: all
     prune_per_class:int=10 # training examples of each class that pruners may look at
-    hidden:tuple[int, ...]=(100, 100) # of an mlp: units of each hidden layer
-    bn:bool=False # of an mlp: with batch normalisation?
-    width:float=1. # of the other networks: multiplies the channels of every layer
+    hidden:tuple[int, ...]|None=None # of an mlp: units of each hidden layer; None: (100, 100), or a network's own
+    bn:bool|None=None # of an mlp: with batch normalisation? None: no, or a network's own default
+    width:float|None=None # of the other networks: multiplies the channels of every layer; None: 1, or a network's own
     init:str='auto' # initial weights, a name in `inits`; 'auto': 'kaiming_normal', or those of a network of your own
     options:dict=field(default_factory=dict) # further arguments of the pruner
     amp:str|None=None # mixed precision: None, 'bf16' or 'fp16'
@@ -89,14 +89,25 @@ def _callable(name):
 _as_it_is = ('method', 'dense'), ('init', 'auto'), ('reinit', 'as drawn')
 
 # %% ../nbs/60_config.ipynb #654e1c3a
+_usual = dict(hidden=(100, 100), bn=False, width=1.) # where the network has no other default of its own
+
+def _fill_in(config):
+    "Give the settings of the network that are left open their usual value, unless the network has another."
+    takes = inspect.signature(import_module('phew_nb.models').maker(config.model)).parameters
+    for name,usual in _usual.items():
+        own = takes[name].default if name in takes else usual
+        if getattr(config, name) is None and (own is inspect.Parameter.empty or own == usual):
+            object.__setattr__(config, name, usual)
+
 def _check(config):
     "Check the fields of a config, and make them plain."
     for what in 'data', 'model', 'method', 'init', 'reinit': check_name(what, getattr(config, what))
+    _fill_in(config)
     import_module('phew_nb.masks').n_kept(1, config.density)
     for name in 'seed', 'epochs', 'per_class', 'test_per_class', 'prune_per_class', 'image_size':
         if getattr(config, name) is not None: _check_whole(name, getattr(config, name), int(name != 'seed'))
     for name,kind in dict(bn=bool, options=Mapping, width=Real, amp=str).items():
-        _check_kind(name, getattr(config, name), kind)
+        if name not in _usual or getattr(config, name) is not None: _check_kind(name, getattr(config, name), kind)
     if config.recipe != 'auto': _check_recipe(config)
     if config.options and config.method != 'dense': _check_options(config.method, config.options)
     plain = dict(density=1. if config.method == 'dense' else float(config.density), seed=int(config.seed),
@@ -121,6 +132,7 @@ def _check_kind(name, value, kind):
 
 def _layers(hidden):
     "The units of each hidden layer, checked."
+    if hidden is None: return None
     if not isinstance(hidden, (list, tuple)): raise TypeError(
         f'hidden must be the units of each hidden layer, such as (100, 100), got {hidden!r}')
     for n in hidden: _check_whole('hidden', n, 1)
@@ -166,17 +178,18 @@ def settings(config:Config # what a run is made of
             ) -> dict: # of plain values
     "The settings that decide the outcome of a run."
     takes = import_module('phew_nb.models').model_takes(config.model)
-    unused = {'epochs'} | {'hidden', 'bn', 'width'} - takes
+    unused = {'epochs'} | {name for name in _usual if name not in takes or getattr(config, name) is None}
     if config.method == 'dense': unused |= {'options', 'prune_per_class', 'rewire'}
     unused |= {name for name in _later if getattr(config, name) == Config.__dataclass_fields__[name].default}
-    values = asdict(replace(config, recipe=config.full_recipe, init=resolved_init(config)))
+    values = asdict(replace(config, recipe=config.full_recipe)) | dict(init=resolved_init(config))
     return json.loads(json.dumps({k: v for k,v in values.items() if k not in unused}, default=float))
 
 def resolved_init(config:Config # what a run is made of
                  ) -> str: # a name in `inits`, or 'auto' where the network brings its own
     "The initial weights of a run."
-    own = 'init' not in import_module('phew_nb.models').model_takes(config.model)
-    return config.init if own or config.init != 'auto' else 'kaiming_normal'
+    takes = inspect.signature(import_module('phew_nb.models').maker(config.model)).parameters
+    own = takes['init'].default if 'init' in takes else None
+    return own if config.init == 'auto' and isinstance(own, str) else config.init
 
 def run_name(config:Config # what a run is made of
             ) -> str: # 12 hexadecimal digits

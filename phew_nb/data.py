@@ -102,11 +102,19 @@ def stack_examples(pairs:Sequence, # of (example, class): PIL images, arrays, te
         item = _pixels(item, size)
         if x is None: x = room((len(pairs), *item.shape), item.dtype)
         if item.shape != x.shape[1:]: raise ValueError(
-            f'{what}: example {i} has the shape {item.shape}, those before it {x.shape[1:]}; give a size (of images, '
-            'in pixels) to which all are cut')
+            f'{what}: example {i} has the shape {item.shape}, those before it {x.shape[1:]}; ' + (
+                'pad or cut all to one length' if item.ndim == 1 else
+                'give a size (of images, in pixels) to which all are cut'))
         x[i] = item
-        labels.append(label.item() if hasattr(label, 'item') else label)
+        labels.append(_class_of(label, f'{what}: example {i}'))
     return as_bytes(torch.from_numpy(x)), labels
+
+def _class_of(label, what):
+    "A class, as a plain value."
+    n = label.numel() if isinstance(label, torch.Tensor) else np.size(label)
+    if n != 1: raise ValueError(f'{what} has {n} targets, and a class is one number or one word. For other tasks: '
+                                'masks by phew_prune, or phew(model, density, ...), and a training loop of your own')
+    return label.item() if hasattr(label, 'item') else label
 
 # %% ../nbs/04_data.ipynb #7c464ee6
 def _pair(item):
@@ -114,12 +122,13 @@ def _pair(item):
     if not isinstance(item, Mapping): return item[0], item[1]
     label = next((k for k in ('label', 'labels', 'fine_label', 'class', 'y') if k in item), None)
     if label is None: raise ValueError(f"an example has no label, but {', '.join(item)}")
+    if 'input_ids' in item: return item['input_ids'], item[label]
     return next(v for k,v in item.items() if k != label), item[label]
 
 def as_bytes(x:torch.Tensor # any numbers
-            ) -> torch.Tensor: # uint8, where all are whole 255ths from 0 to 1; float32 or uint8 as they are
+            ) -> torch.Tensor: # uint8, where all are whole 255ths from 0 to 1; else float32, uint8 or, of tokens, int64
     "Fractions as bytes, where nothing is lost."
-    if x.dtype == torch.uint8: return x
+    if x.dtype == torch.uint8 or x.dtype == torch.int64 and x.ndim == 2: return x
     x = x.float()
     whole = (x*255).round()
     exact = bool(((x >= 0) & (x <= 1)).all()) and torch.allclose(whole, x*255, atol=1e-3, rtol=0)
@@ -339,7 +348,7 @@ def finish(self:Batches,
           ) -> tuple[torch.Tensor, torch.Tensor]: # normalised images and classes; in a regression vectors in [0, 1]
     "From bytes to what a network takes."
     if self.data.is_regression: return x.flatten(1)/255, y.flatten(1)/255
-    return x.float().mul_(self.scale).add_(self.shift), y
+    return (x if self.data.is_tokens else x.float().mul_(self.scale).add_(self.shift)), y
 
 @patch
 def epoch(self:Batches,

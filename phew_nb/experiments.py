@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['purposes', 'methods', 'need_training', 'need_data', 'stream', 'MethodsWith', 'config_data', 'config_model',
-           'config_size', 'loss_of', 'config_loaders', 'config_batches', 'config_masks', 'measures', 'both_measures',
-           'timed_checkpoint', 'train', 'summed_up', 'threads', 'untrained', 'walk_settings', 'order_name',
-           'prune_ahead', 'side_by_side', 'rewired', 'own_files', 'prepared', 'own_chance', 'record_of', 'run',
-           'Config', 'auto_recipe', 'grid', 'run_name', 'settings', 'append_line', 'load_results', 'read_records',
-           'records_file', 'report_failure', 'sweep']
+           'config_size', 'config_graph', 'check_output', 'loss_of', 'config_loaders', 'config_batches', 'config_masks',
+           'measures', 'both_measures', 'timed_checkpoint', 'train', 'summed_up', 'threads', 'untrained',
+           'walk_settings', 'order_name', 'prune_ahead', 'side_by_side', 'rewired', 'own_files', 'prepared',
+           'own_chance', 'record_of', 'run', 'Config', 'auto_recipe', 'grid', 'run_name', 'settings', 'append_line',
+           'load_results', 'read_records', 'records_file', 'report_failure', 'sweep']
 
 # %% ../nbs/61_experiments.ipynb #82084cf1
 import copy, inspect, json, math, time, warnings, torch
@@ -24,9 +24,10 @@ from torch import nn
 from . import __version__
 from .libraries import of_library, token_example
 from .models import look_up, make_model, maker, model_takes, source_of
-from .data import Data, datasets, is_drawn, load_data, pruning_batches
+from .data import Batches, Data, datasets, is_drawn, load_data, pruning_batches
 from .graph import PathGraph, trace
 from .masks import Masks
+from .state import as_found, to_eval
 from .report import Report
 from .metrics import path_trace, widths
 from .pruners import prune, pruners
@@ -102,6 +103,7 @@ def config_model(config:Config, # what a run is made of
                 ) -> nn.Module: # on the CPU
     "The network of a run, at its initial weights."
     own = {k: getattr(config, k) for k in {'hidden', 'bn', 'width'} & model_takes(config.model)}
+    own = {k: v for k,v in own.items() if v is not None}
     return make_model(config.model, input_size, n_out, init=config.init, seed=stream(config.seed, 'weights'), **own)
 
 # %% ../nbs/61_experiments.ipynb #3caa2d62
@@ -115,6 +117,34 @@ def config_size(config:Config, # what a run is made of
     return (math.prod(input_size),) if 'sizes' in model_takes(config.model) else tuple(input_size)
 
 # %% ../nbs/61_experiments.ipynb #17ee5573
+def config_graph(config:Config, # what a run is made of
+                 model:nn.Module, # its network
+                 data:Data, # its data
+                ) -> PathGraph: # ValueError where the network does not read such data
+    "The path graph of the network of a run; one that reads tokens is traced on those of an example."
+    size = config_size(config, data.input_size)
+    if not data.is_tokens: return trace(model, size)
+    if 'sizes' in model_takes(config.model): raise ValueError(
+        f'{config.model} computes with numbers, and {config.data} holds tokens (whole numbers, int64): '
+        'make them floats, or name a network that begins with an embedding')
+    return trace(model, example=data.train.x[:1].to(next(model.parameters()).device))
+
+@torch.no_grad()
+def check_output(config:Config, # what a run is made of
+                 model:nn.Module, # its network, left as it was
+                 data:Data, # its data
+                ): # ValueError where a loss of outputs and classes cannot be computed
+    "Check that a network gives a number for each class."
+    x, _ = next(iter(Batches(data, 'test', 2, device=next(model.parameters()).device)))
+    with as_found(model, seed=0):
+        to_eval(model)
+        out = model(x)
+    wanted = f'({len(x)}, {data.n_out})'
+    got = f'a tensor {tuple(out.shape)}' if isinstance(out, torch.Tensor) else f'a {type(out).__name__}'
+    if not isinstance(out, torch.Tensor) or tuple(out.shape) != (len(x), data.n_out): raise ValueError(
+        f'{config.model} gives {got} for a batch of {len(x)}, and a run needs a tensor {wanted}, a number for each class'
+        ': wrap the network in one that gives it, or train the masks of phew_prune in a loop of your own')
+
 def loss_of(data:Data # a data set
            ) -> Callable: # from (outputs, targets) to a scalar
     "The loss of the task."
@@ -146,15 +176,18 @@ def _given(config, data, device):
         n = gmp_iterations.get(f'{config.model}_{config.data}', 10)
         steps = dict(iterations=n) if config.method in MethodsWith('iterations') else {}
         return dict(dl=config_loaders(config, data, device), recipe=config.full_recipe, amp=config.amp, **steps)
-    return dict(dl=config_batches(config, data, device), loss=loss_of(data)) if config.method in need_data else {}
+    batches = lambda: config_batches(config, data, device)
+    if config.method in need_data: return dict(dl=batches(), loss=loss_of(data))
+    asks = data is not None and data.is_tokens and config.method in MethodsWith('inputs')
+    return dict(inputs=(torch.cat([x for x,_ in batches()]),)) if asks else {} # normal inputs are no tokens
 
 def config_masks(config:Config, # what a run is made of
                  model:nn.Module, # its network, at its initial weights; methods that train change them
-                 size:tuple, # of an input, as `config_size` says
+                 size:tuple|PathGraph, # of an input, as `config_size` says; or the graph of the network
                  data:Data|None=None, # its data; None where the method needs none
                 ) -> Masks: # of every weight that counts
     "The masks of a run."
-    if config.method == 'dense': return methods['dense'](trace(model, size))
+    if config.method == 'dense': return methods['dense'](size if isinstance(size, PathGraph) else trace(model, size))
     given = dict(input_size=size, seed=stream(config.seed, 'masks'))
     given |= _given(config, data, next(model.parameters()).device) | config.options
     return prune(model, config.method, config.density, **given)
@@ -240,7 +273,8 @@ def untrained(config:Config, # what a run is made of
     if key not in _start:
         _start.clear()
         model = config_model(config, data.input_size, data.n_out).to(device)
-        graph = trace(model, config_size(config, data.input_size))
+        graph = config_graph(config, model, data)
+        check_output(config, model, data)
         _start[key] = model, graph, measures(graph)
     return _start[key]
 
@@ -312,10 +346,11 @@ def prepared(config:Config, # what a run is made of
     "All of a run that comes before its training."
     start, data = time.monotonic(), config_data(config)
     kept, graph, before = untrained(config, data, device)
-    model, masks, size = copy.deepcopy(kept), _ordered_masks(config, graph), config_size(config, data.input_size)
+    model, masks = copy.deepcopy(kept), _ordered_masks(config, graph)
+    size = config_graph(config, model, data) if data.is_tokens else config_size(config, data.input_size)
     if masks is None: masks = config_masks(config, model, size, data)
     masks = rewired(config, model, graph, masks)
-    if config.method in need_training or config.reinit != 'as drawn': graph = trace(model, size) # of other weights
+    if config.method in need_training or config.reinit != 'as drawn': graph = config_graph(config, model, data)
     sizes = dict(fingerprint=data.fingerprint, n_train=len(data.train), n_test=len(data.test), kept=masks.kept,
                  total=graph.total, lost=sum(masks.report(graph).lost.values()), masks=masks.hash()[:12],
                  empty=sum(not m.any() for m in masks.values()))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Refused', 'note', 'why', 'at_the_door', 'notes', 'Terminated', 'raising', 'signals', 'for_stream', 'say', 'told',
-           'command', 'number', 'whole', 'word', 'several', 'seeds', 'option', 'Page', 'stray', 'wrapped', 'read_line',
-           'obey']
+           'command', 'number', 'whole', 'word', 'file_name', 'several', 'seeds', 'option', 'Page', 'stray', 'wrapped',
+           'read_line', 'obey']
 
 # %% ../nbs/06_lines.ipynb #f5ba0233
 import io, os, re, signal, sys, warnings
@@ -169,6 +169,12 @@ def word(text:str # anything but nothing
     "A name, as an option's value."
     if not text.strip(): raise ValueError('it is empty')
     return text
+
+def file_name(text:str # anything but nothing
+             ) -> str: # ValueError where it ends as folders do
+    "The name of a file, as an option's value."
+    if text.endswith(('/', os.sep)): raise ValueError(f"'{text}' is a folder; name a file in it")
+    return word(text)
 
 # %% ../nbs/06_lines.ipynb #cd1da96e
 def several(read:Callable # from text to a value

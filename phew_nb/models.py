@@ -41,8 +41,9 @@ def look_up(table:dict, # from names to anything
            ): # `table[name]`; ValueError with the names known and the nearest of them
     "The entry `name` of `table`."
     if name in table: return table[name]
+    inside = dict(model='Net', method='f').get(what, 'make')
     if str(name).endswith('.py'): raise ValueError(
-        f"{name} is a file: say what in it is the {what}, as in '{name}:Net'")
+        f"{name} is a file: say what in it is the {what}, as in '{name}:{inside}'")
     raise ValueError(f'unknown {what} {name!r}{nearest(name, table) or "."} Known: {", ".join(map(str, table))}.')
 
 # %% ../nbs/01_models.ipynb #d1f71c79
@@ -297,7 +298,7 @@ def model_takes(name:str # as `maker` takes it
 def make_model(name:str, # in `models`, or 'my_file.py:Net' or 'package.module:make'
                input_size:tuple, # size of an example, without the batch: (1, 28, 28)
                n_out:int, # number of outputs, the classes
-               hidden:Sequence[int]=(100, 100), # for the mlp: units of its hidden layers
+               hidden:Sequence[int]|None=None, # units of hidden layers; None: the network's own, (100, 100) of the mlp
                init:str='auto', # a name in `inits`; 'auto': as the network has it
                seed:int|torch.Generator|None=None, # source of the initial weights
                **kwargs, # to the maker: `width`, `bn`, ...
@@ -305,15 +306,21 @@ def make_model(name:str, # in `models`, or 'my_file.py:Net' or 'package.module:m
     "The network called `name`, fitted to the data."
     make, takes = maker(name), model_takes(name)
     _check_image(name, input_size)
-    given = dict(n_out=n_out, n_in=input_size[0], input_size=tuple(input_size), hidden=hidden, seed=as_generator(seed),
-                 sizes=[math.prod(input_size), *hidden, n_out]) | ({} if init == 'auto' else dict(init=init))
-    if 'sizes' in takes: given.pop('hidden')
+    units = (100, 100) if hidden is None else hidden
+    given = dict(n_out=n_out, n_in=input_size[0], input_size=tuple(input_size), seed=as_generator(seed),
+                 sizes=[math.prod(input_size), *units, n_out]) | ({} if init == 'auto' else dict(init=init))
+    if 'sizes' not in takes and (hidden is not None or _needs(make, 'hidden')): given['hidden'] = units
     with torch.random.fork_rng(devices=[]):
         if 'seed' not in takes: torch.manual_seed(torch.randint(2**63-1, (), generator=given['seed']).item())
         kwargs = {k: v for k,v in given.items() if k in takes} | kwargs
         model = made_by(name, make, **kwargs) if is_reference(name) else make(**kwargs)
     if not isinstance(model, nn.Module): raise TypeError(f'{name} made a {type(model).__name__}, not a network')
     return model if 'init' in takes or init == 'auto' else init_weights(model, init, seed)
+
+def _needs(make, name):
+    "Has an argument no default?"
+    p = inspect.signature(make).parameters.get(name)
+    return p is not None and p.default is p.empty
 
 def _check_image(name, input_size):
     "Raise ValueError where the network takes images, and larger ones."

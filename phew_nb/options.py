@@ -119,7 +119,6 @@ def default_words(value, # of an option
                  ) -> str: # ' (default: 3)'; '' where there is nothing to say
     "What a help line says of the default."
     if value is None or value is MISSING or isinstance(value, bool) or 'default:' in text: return ''
-    if isinstance(value, tuple): value = ','.join(map(str, value))
     return f" (default: {f'{value:g}' if isinstance(value, float) else value})"
 
 # %% ../nbs/67_options.ipynb #3fba459b
@@ -137,7 +136,7 @@ def network_options(group:str='the network' # heading on the help page
     size = ('a folder of images or data of your own: cut each image to a square of so many pixels; '
             'default: as they are')
     init = 'initial weights: a name of --list; auto: kaiming_normal, or those of a network of your own'
-    hidden = 'of an mlp: units of each hidden layer, with commas (default: 100,100)'
+    hidden = "of an mlp: units of each hidden layer, with commas; default: 100,100, or a network's own"
     return [of_config('image_size', 'PIXELS', whole(1), group, size),
             of_config('hidden', 'UNITS', several(whole(1)), group, hidden),
             of_config('bn', '', None, group, 'of an mlp: with batch normalisation'),
@@ -157,7 +156,8 @@ any_network = 'a network that --list names; or your own: my_file.py:Net, package
 def what_options(group:str='what is compared' # heading on the help page
                 ) -> list: # rows, for `read_line`
     "Options that say what is compared."
-    data = 'a data set that --list names; a folder of images; or your own: my_file.py:make (default: digits)'
+    data = ('a data set that --list names; a folder of images; or your own: my_file.py:make, a function that gives '
+            '(training, test), each pairs of an example and its class (default: digits)')
     methods = ('methods that --list names, with commas; all; your own: my_file.py:f (default: '
                f"{', '.join(usual_methods)})")
     densities = 'fractions of the weights kept, each in (0, 1], with commas (default: 0.02,0.05,0.1)'
@@ -211,7 +211,8 @@ def _check_used(args):
     from phew_nb.models import model_takes
     takes, default = model_takes(args.model), Config()
     sets = 'hidden', 'bn', 'width'
-    idle = [name for name in sets if name not in takes and getattr(args, name) not in (getattr(default, name), [])]
+    usual = {name: (getattr(default, name), [], None) for name in sets}
+    idle = [name for name in sets if name not in takes and getattr(args, name) not in usual[name]]
     others = ' and '.join(f'--{name}' for name in sets if name in takes)
     for name in idle: raise ValueError(f'--{name} would change nothing: {args.model} '
                                        + (f'takes {others}' if others else 'takes none of --hidden, --bn, --width'))
@@ -219,10 +220,11 @@ def _check_used(args):
 def network_fields(args # what `read_line` gives
                   ) -> dict: # from field to value; ValueError where one would change nothing
     "The fields of a `Config` that describe the network."
-    _check_positive('--width', args.width)
+    if args.width is not None: _check_positive('--width', args.width)
     _check_used(args)
-    names = 'model', 'bn', 'width', 'init', 'image_size'
-    return dict(hidden=tuple(args.hidden), **{name: getattr(args, name) for name in names})
+    hidden = None if args.hidden is None else tuple(args.hidden)
+    names = 'model', 'width', 'init', 'image_size'
+    return dict(hidden=hidden, bn=args.bn or None, **{name: getattr(args, name) for name in names})
 
 # %% ../nbs/67_options.ipynb #faaf22cb
 _most_runs = 1_000_000
@@ -265,7 +267,7 @@ def _n_weights(config, size, n_out):
     if 'sizes' in takes:
         sizes = [prod(size), *config.hidden, n_out]
         return sum(a*b for a,b in zip(sizes, sizes[1:]))
-    if config.width <= 4 or 'width' not in takes: return 0
+    if config.model not in known_names('model') or 'width' not in takes or config.width <= 4: return 0
     small = config_model(replace(config, width=.25), size, n_out)
     return sum(p.numel() for p in small.parameters())*(config.width/.25)**2
 

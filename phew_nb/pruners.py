@@ -55,7 +55,7 @@ pruners = {
     'grasp': _row(grasp, 'what keeps the gradient large', 'Wang et al. 2020, arXiv:2002.07376', _counts),
     'synflow': _row(synflow, 'what most path strength goes through', _synflow, _chain),
     'synflow_l2': _row(synflow_l2, 'the same, of squares', _l2, _chain),
-    'px': _row(px, 'the same, by how open the data find the paths', 'Iurada et al. 2024, arXiv:2406.01820', _counts),
+    'px': _row(px, 'the same, of paths that the data open', 'Iurada et al. 2024, arXiv:2406.01820', _counts),
     'ntk_sap': _row(ntk_sap, 'what the tangent kernel depends on', 'Wang et al. 2023, arXiv:2304.02840', _counts),
     'wanda': _row(wanda, 'in each row what contributes most', _wanda, f'{_counts}; rows alike')}
 

@@ -58,7 +58,7 @@ class Plan:
     def words(self): return dict(zip(self.wanted, labels(self.wanted.values()))) # each run in a few
     def __repr__(self):
         n, all, lines = len(self.missing), len(self.wanted), [self.words[name] for name in self.missing]
-        rest = '' if self.seconds is None else f', about {in_words(self.seconds)} one after the other'
+        rest = '' if self.seconds is None or not n else f', about {in_words(self.seconds)} one after the other'
         return '\n'.join([f'{all - n} of {all} runs are recorded, {n} to do{rest}', *self.summary(), *lines])
 
 # %% ../nbs/64_sweep.ipynb #ff67854e

@@ -241,6 +241,88 @@ def make(): return Data.from_folder('photos')
     experiments._load.cache_clear() # as in another process
     assert run(here)['fingerprint'] != a['fingerprint']
 
+def test_a_network_of_ones_own_has_its_own_defaults(tmp_path, monkeypatch):
+    "Of the settings that the networks here have, too; what is given is passed on, and is part of a run's name."
+    from phew_nb.config import Config, run_name, settings
+    from phew_nb.experiments import config_model
+    (tmp_path/'mine.py').write_text('''
+from torch import nn
+def Net(width=32, hidden=64, bn=True, init='mine'):
+    net = nn.Flatten(); net.made_with = width, hidden, bn, init
+    return net
+def Usual(hidden, width=1, bn=False): return Net(width, hidden, bn)
+''')
+    monkeypatch.chdir(tmp_path)
+    def made(**how): return config_model(Config(**how), (1, 8, 8), 10).made_with
+    own = Config(model='mine.py:Net')
+    assert made(model='mine.py:Net') == (32, 64, True, 'mine') and settings(own)['init'] == 'mine'
+    assert not {'hidden', 'bn', 'width'} & settings(own).keys()
+    assert made(model='mine.py:Net', width=1, hidden=(5,), bn=False, init='normal') == (1, (5,), False, 'normal')
+    assert len({run_name(Config(model='mine.py:Net', **how)) for how in ({}, dict(width=1), dict(bn=False))}) == 3
+    usual, (width, hidden, bn, init) = Config(model='mine.py:Usual'), made(model='mine.py:Usual')
+    assert (hidden, width, bn) == ((100, 100), 1, False) == (usual.hidden, usual.width, usual.bn)
+
+token_file = '''
+import torch
+from torch import nn
+class Reader(nn.Module):
+    def __init__(self, n_out, heads=1):
+        super().__init__()
+        self.embed, self.place, self.heads = nn.Embedding(30, 8), nn.Parameter(torch.zeros(6, 8)), heads
+        self.body, self.head = nn.TransformerEncoderLayer(8, 2, 16, 0., batch_first=True), nn.Linear(8, n_out)
+    def forward(self, x):
+        out = self.head(self.body(self.embed(x) + self.place).mean(1))
+        return out if self.heads == 1 else (out,)*self.heads
+def TwoHeads(n_out): return Reader(n_out, 2)
+def Words(n_out): return nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, n_out))
+def make():
+    x = torch.randint(30, (60, 6), generator=torch.Generator().manual_seed(0))
+    return (x[:40], x[:40, 0] % 3), (x[40:], x[40:, 0] % 3)
+def next_words(): return [(x, x) for x in make()[0][0]], None
+'''
+
+@pytest.fixture
+def tokens(tmp_path, monkeypatch):
+    (tmp_path/'mine.py').write_text(token_file)
+    monkeypatch.chdir(tmp_path)
+    return D.load_data('mine.py:make')
+
+def test_whole_numbers_in_a_row_are_tokens(tokens):
+    "They reach the network as they are; other numbers in a row are brought to mean 0 and deviation 1."
+    assert repr(tokens) == 'mine.py:make: 40 training and 20 test sequences of 6 tokens, 3 classes'
+    x, y = next(iter(D.Batches(tokens, batch_size=40)))
+    assert torch.equal(x, tokens.train.x) and x.dtype == torch.int64 and torch.equal(y, x[:, 0] % 3)
+    floats = D.as_data(tuple((split.x.double(), split.label) for split in (tokens.train, tokens.test)))
+    assert repr(floats).startswith('own: 40 training and 20 test examples of 6 numbers')
+    x, _ = next(iter(D.Batches(floats, batch_size=40)))
+    assert x.mean(0).abs().max() < 1e-5 and (x.std(0, correction=0) - 1).abs().max() < 1e-5
+    theirs = [dict(attention_mask=[1]*6, input_ids=x.tolist(), label=c) for x,c in zip(tokens.train.x, tokens.train.label)]
+    assert torch.equal(D.as_data((theirs, theirs)).train.x, tokens.train.x)
+
+@pytest.mark.parametrize('method', ['dense', 'phew', 'synflow', 'snip', 'ntk_sap', 'wanda', 'gmp'])
+def test_a_run_with_tokens(tokens, method):
+    from phew_nb.experiments import Config, run
+    record = run(Config('mine.py:make', 'mine.py:Reader', method, 1 if method == 'dense' else .5, epochs=1))
+    assert record['total'] == 30*8 + 3*8*8 + 8*8 + 2*8*16 + 8*3 == 776 and record['kept'] >= record['total']//2 and record['accuracy'] > 0
+
+def test_networks_and_data_that_a_run_cannot_take_are_refused(tokens):
+    from phew_nb.experiments import Config, run
+    for model, data, said in (('mine.py:TwoHeads', 'mine.py:make', r'gives a tuple for a batch of 2, and a run needs a tensor \(2, 3\)'),
+                              ('mine.py:Words', 'mine.py:make', r'gives a tensor \(2, 6, 3\) for a batch of 2'),
+                              ('mlp', 'mine.py:make', 'mlp computes with numbers, and mine.py:make holds tokens'),
+                              ('mine.py:Reader', 'mine.py:next_words', 'example 0 has 6 targets, and a class is one number')):
+        with pytest.raises(ValueError, match=said): run(Config(data, model, 'phew', .5, epochs=1))
+    with pytest.raises(ValueError, match='pad or cut all to one length'):
+        D.Data.from_dataset([(torch.arange(n), 0) for n in (3, 4)])
+
+@pytest.mark.parametrize('more', [['--input-size', '6'], ['--data', 'mine.py:make'], ['--data', 'mine.py:make', '--method', 'snip']])
+def test_phew_prune_takes_networks_of_ones_own_that_read_tokens(tokens, more):
+    from phew_nb.cli import phew_prune
+    from phew_nb.masks import Masks
+    assert phew_prune(['--model', 'mine.py:Reader', '--density', '0.5', '--out', 'masks.st', *more]) == 0
+    masks = Masks.load('masks.st')
+    assert 0 <= masks.kept - masks.total//2 < 8 # a walk takes up to seven
+
 def test_examples_that_do_not_fit_are_mapped_from_disk(monkeypatch):
     there = D.Data.from_dataset(pictures(15))
     monkeypatch.setattr(D, 'free_memory', lambda: 1000)
