@@ -288,6 +288,7 @@ def read_grid(path:str|Path # of a TOML file
     "The configs that a file describes."
     try: text = Path(path).read_text(encoding='utf-8')
     except UnicodeDecodeError: raise ValueError(f'{path} is no text') from None
+    except FileNotFoundError: raise FileNotFoundError(f"there is no file '{path}'") from None
     try: found = tomllib.loads(text + '\n')
     except tomllib.TOMLDecodeError as e: raise ValueError(_not_toml(path, text, str(e))) from None
     if not found: raise ValueError(f'{path} is empty: it takes fields of Config, such as method = ["phew", "random"]')

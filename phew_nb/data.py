@@ -273,7 +273,8 @@ def data_row(name:str # in `datasets`; a folder; or what makes it: 'my_file.py:m
     if is_reference(name): return partial(_made, name, load_object(name))
     if Path(name).is_dir(): return partial(Data.from_folder, name)
     if Path(name).name != name: raise ValueError(f'there is no folder {name!r}, and no data set of this name')
-    return look_up(datasets, name, 'data set')
+    try: return look_up(datasets, name, 'data set')
+    except ValueError as e: raise ValueError(f'{e} There is no folder of this name either.') from None
 
 def is_drawn(name:str # as `data_row` takes it
             ) -> bool:

@@ -142,8 +142,8 @@ def check_output(config:Config, # what a run is made of
     wanted = f'({len(x)}, {data.n_out})'
     got = f'a tensor {tuple(out.shape)}' if isinstance(out, torch.Tensor) else f'a {type(out).__name__}'
     if not isinstance(out, torch.Tensor) or tuple(out.shape) != (len(x), data.n_out): raise ValueError(
-        f'{config.model} gives {got} for a batch of {len(x)}, and a run needs a tensor {wanted}, a number for each class'
-        ': wrap the network in one that gives it, or train the masks of phew_prune in a loop of your own')
+        f'{config.model} gives {got} for a batch of {len(x)}, and a run needs a tensor {wanted}, a number a class: '
+        'wrap the network in one that gives it, or train the masks of phew_prune in a loop of your own')
 
 def loss_of(data:Data # a data set
            ) -> Callable: # from (outputs, targets) to a scalar

@@ -22,7 +22,7 @@ palette = dict(
 # from a method to its mark
 marks = dict(
     dense='', phew='o', phew_kernel='s', phew_uniform='v', phew_inverse='^', phew_squared='D', random='X',
-    uniform='v', erk='^', magnitude='s', gmp='D', lottery='^', snip='P', iter_snip='p', grasp='D',
+    uniform='v', erk='*', magnitude='s', gmp='D', lottery='^', snip='P', iter_snip='p', grasp='D',
     synflow='v', synflow_l2='^', force='p', ntk_sap='X', px='<', wanda='>', phew_snip='<', phew_act='>')
 
 mains = 'dense', 'phew', 'random', 'magnitude', 'snip', 'grasp', 'synflow', 'synflow_l2' # those compared most

@@ -275,7 +275,8 @@ def resnet18(n_out:int, # number of outputs, the classes
 
 # %% ../nbs/01_models.ipynb #59de27c0
 # name -> what makes the network, called with what it takes of `n_out`, `n_in`, `input_size`, `hidden`, `bn`, `width`,
-# `init` and `seed`; one that takes `sizes` is a perceptron, of the units of all its layers
+# `init` and `seed` (a generator, or a number where that is its default); one that takes `sizes` is a perceptron, of the
+# units of all its layers
 models = dict(mlp=mlp, vgg19=vgg19, resnet20=resnet20, resnet18=resnet18)
 smallest = dict(vgg19=16, resnet20=1, resnet18=1) # pixels on a side of the images that these networks take
 
@@ -309,7 +310,9 @@ def make_model(name:str, # in `models`, or 'my_file.py:Net' or 'package.module:m
     units = (100, 100) if hidden is None else hidden
     given = dict(n_out=n_out, n_in=input_size[0], input_size=tuple(input_size), seed=as_generator(seed),
                  sizes=[math.prod(input_size), *units, n_out]) | ({} if init == 'auto' else dict(init=init))
-    if 'sizes' not in takes and (hidden is not None or _needs(make, 'hidden')): given['hidden'] = units
+    if isinstance(_default(make, 'seed'), int): given['seed'] = torch.randint(2**62, (), generator=given['seed']).item()
+    needed = hidden is not None or _default(make, 'hidden') is inspect.Parameter.empty
+    if 'sizes' not in takes and needed: given['hidden'] = units
     with torch.random.fork_rng(devices=[]):
         if 'seed' not in takes: torch.manual_seed(torch.randint(2**63-1, (), generator=given['seed']).item())
         kwargs = {k: v for k,v in given.items() if k in takes} | kwargs
@@ -317,10 +320,10 @@ def make_model(name:str, # in `models`, or 'my_file.py:Net' or 'package.module:m
     if not isinstance(model, nn.Module): raise TypeError(f'{name} made a {type(model).__name__}, not a network')
     return model if 'init' in takes or init == 'auto' else init_weights(model, init, seed)
 
-def _needs(make, name):
-    "Has an argument no default?"
+def _default(make, name):
+    "The default of an argument; None where there is no such argument."
     p = inspect.signature(make).parameters.get(name)
-    return p is not None and p.default is p.empty
+    return None if p is None else p.default
 
 def _check_image(name, input_size):
     "Raise ValueError where the network takes images, and larger ones."

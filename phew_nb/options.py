@@ -151,7 +151,8 @@ def talk_options(dry:str='say what would be run, and run nothing' # what --dry-r
 
 # %% ../nbs/67_options.ipynb #f8d4582a
 usual_methods = 'dense', 'phew', 'synflow', 'synflow_l2', 'snip', 'grasp', 'erk', 'random', 'magnitude'
-any_network = 'a network that --list names; or your own: my_file.py:Net, package.module:make, timm:NAME, hf:NAME'
+any_network = ('a network that --list names; or your own: my_file.py:Net or package.module:make, called with what it '
+               'takes of n_out, n_in, input_size and seed; or timm:NAME, hf:NAME')
 
 def what_options(group:str='what is compared' # heading on the help page
                 ) -> list: # rows, for `read_line`

@@ -176,8 +176,9 @@ def report_html(records, # dicts, or a table
     "Records as a page."
     groups = tasks(as_table(records)) if len(records) else {}
     n = sum(map(len, groups.values()))
+    open_ = sum(len(missing_runs(group)) for group in groups.values())
     head = [f'<h1>{escape(title)}</h1>', f'<p>{_runs(n)} finished' + (f', {len(failed):,} failed' if failed else '')
-            + f'. Made by phew_nb {__version__}.</p>']
+            + (f', {open_:,} of the grid without a record' if open_ else '') + f'. Made by phew_nb {__version__}.</p>']
     told = [f'<p><strong>{escape(note)}</strong></p>' for note in notes]
     return page(title, '\n'.join([*head, *told, *(task_html(*item) for item in groups.items()), failed_html(failed)]))
 

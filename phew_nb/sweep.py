@@ -317,6 +317,14 @@ def _worker(parts, how, n_threads, pipe):
     except (OSError, ImportError) as e: pipe.send(('stopped', None, str(e)))
 
 # %% ../nbs/64_sweep.ipynb #b892ba4f
+@contextmanager
+def _deaf():
+    "What is started in the body of a `with` does not hear Ctrl-C, until it says what is to happen then."
+    if threading.current_thread() is not threading.main_thread(): yield; return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try: yield
+    finally: signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+
 class Workers:
     "Processes that do the runs of a sweep; one that dies is replaced."
     def __init__(self, parts, how, n):
@@ -331,7 +339,7 @@ class Workers:
         k = self.started % self.n
         parts = self.parts[k*len(self.parts)//self.n:] + self.parts[:k*len(self.parts)//self.n]
         process = context.Process(target=_worker, args=(parts, self.how, threads, theirs), daemon=True)
-        with fewer_threads(threads): process.start()
+        with fewer_threads(threads), _deaf(): process.start()
         theirs.close()
         self.live[ours], self.started = process, self.started + 1
 
@@ -509,7 +517,8 @@ def line(self:Progress):
     self.last, n = time.monotonic(), len(self.ended)
     spent = self.last - self.begin
     left = spent/n*(len(self.plan.missing) - len(self.failed))
-    print(f'{n} runs in {in_words(spent)}, about {in_words(left)} left; now {self.now}', file=sys.stderr, flush=True)
+    print(f"{n} run{'s'*(n != 1)} in {in_words(spent)}, about {in_words(left)} left; now {self.now}",
+          file=sys.stderr, flush=True)
 
 # %% ../nbs/64_sweep.ipynb #4ab2360f
 def check_engine(engine:str, # 'local' or 'ray'

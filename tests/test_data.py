@@ -251,6 +251,9 @@ def Net(width=32, hidden=64, bn=True, init='mine'):
     net = nn.Flatten(); net.made_with = width, hidden, bn, init
     return net
 def Usual(hidden, width=1, bn=False): return Net(width, hidden, bn)
+def Seeded(seed=7):
+    net = nn.Flatten(); net.made_with = seed
+    return net
 ''')
     monkeypatch.chdir(tmp_path)
     def made(**how): return config_model(Config(**how), (1, 8, 8), 10).made_with
@@ -259,6 +262,8 @@ def Usual(hidden, width=1, bn=False): return Net(width, hidden, bn)
     assert not {'hidden', 'bn', 'width'} & settings(own).keys()
     assert made(model='mine.py:Net', width=1, hidden=(5,), bn=False, init='normal') == (1, (5,), False, 'normal')
     assert len({run_name(Config(model='mine.py:Net', **how)) for how in ({}, dict(width=1), dict(bn=False))}) == 3
+    a, b, c = (made(model='mine.py:Seeded', seed=seed) for seed in (0, 0, 1))
+    assert isinstance(a, int) and a == b != c
     usual, (width, hidden, bn, init) = Config(model='mine.py:Usual'), made(model='mine.py:Usual')
     assert (hidden, width, bn) == ((100, 100), 1, False) == (usual.hidden, usual.width, usual.bn)
 
