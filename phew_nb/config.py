@@ -96,7 +96,8 @@ def _fill_in(config):
     takes = inspect.signature(import_module('phew_nb.models').maker(config.model)).parameters
     for name,usual in _usual.items():
         own = takes[name].default if name in takes else usual
-        if getattr(config, name) is None and (own is inspect.Parameter.empty or own == usual):
+        alike = own is inspect.Parameter.empty or type(own) is type(usual) and own == usual
+        if getattr(config, name) is None and alike:
             object.__setattr__(config, name, usual)
 
 def _check(config):
@@ -111,7 +112,8 @@ def _check(config):
     if config.recipe != 'auto': _check_recipe(config)
     if config.options and config.method != 'dense': _check_options(config.method, config.options)
     plain = dict(density=1. if config.method == 'dense' else float(config.density), seed=int(config.seed),
-                 hidden=_layers(config.hidden), rewire=_rewiring(config.rewire))
+                 hidden=_layers(config.hidden), rewire=_rewiring(config.rewire),
+                 width=None if config.width is None else float(config.width))
     for name,value in plain.items(): object.__setattr__(config, name, value)
 
 # %% ../nbs/60_config.ipynb #aac78194
@@ -189,7 +191,7 @@ def resolved_init(config:Config # what a run is made of
     "The initial weights of a run."
     takes = inspect.signature(import_module('phew_nb.models').maker(config.model)).parameters
     own = takes['init'].default if 'init' in takes else None
-    return own if config.init == 'auto' and isinstance(own, str) else config.init
+    return own if config.init == 'auto' and own in known('init') else config.init
 
 def run_name(config:Config # what a run is made of
             ) -> str: # 12 hexadecimal digits

@@ -117,18 +117,24 @@ def _class_of(label, what):
     return label.item() if hasattr(label, 'item') else label
 
 # %% ../nbs/04_data.ipynb #7c464ee6
+_inputs = 'image', 'img', 'images', 'pixel_values', 'input_ids', 'x', 'input', 'inputs', 'audio'
+
 def _pair(item):
     "An example and its class."
     if not isinstance(item, Mapping): return item[0], item[1]
     label = next((k for k in ('label', 'labels', 'fine_label', 'class', 'y') if k in item), None)
     if label is None: raise ValueError(f"an example has no label, but {', '.join(item)}")
-    if 'input_ids' in item: return item['input_ids'], item[label]
-    return next(v for k,v in item.items() if k != label), item[label]
+    others = [k for k in item if k != label]
+    x = others[:1] if len(others) == 1 else [k for k in _inputs if k in item][:1]
+    if not x: raise ValueError(f"an example has none of {', '.join(_inputs)}, but {', '.join(item)}: give pairs of an "
+                               "example and its class")
+    return item[x[0]], item[label]
 
 def as_bytes(x:torch.Tensor # any numbers
             ) -> torch.Tensor: # uint8, where all are whole 255ths from 0 to 1; else float32, uint8 or, of tokens, int64
     "Fractions as bytes, where nothing is lost."
-    if x.dtype == torch.uint8 or x.dtype == torch.int64 and x.ndim == 2: return x
+    if x.dtype == torch.uint8: return x
+    if x.dtype in (torch.int16, torch.int32, torch.int64) and x.ndim == 2: return x.long()
     x = x.float()
     whole = (x*255).round()
     exact = bool(((x >= 0) & (x <= 1)).all()) and torch.allclose(whole, x*255, atol=1e-3, rtol=0)
@@ -145,7 +151,7 @@ def _known_classes(dataset):
 def _numbered(labels, classes, what):
     "Numbers of the classes of examples; ValueError for one that is unknown."
     number = {c: i for i,c in enumerate(classes)}
-    if not isinstance(classes[0], int): number |= {i: i for i in range(len(classes))}
+    if isinstance(classes[0], str): number |= {i: i for i in range(len(classes))}
     if odd := [label for label in labels if label not in number]: raise ValueError(
         f'{what}: an example is of class {odd[0]!r}, which the training examples do not have')
     return torch.tensor([number[label] for label in labels])

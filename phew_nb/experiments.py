@@ -23,7 +23,7 @@ from pathlib import Path
 from torch import nn
 from . import __version__
 from .libraries import of_library, token_example
-from .models import look_up, make_model, maker, model_takes, source_of
+from .models import look_up, make_model, maker, model_default, model_takes, source_of
 from .data import Batches, Data, datasets, is_drawn, load_data, pruning_batches
 from .graph import PathGraph, trace
 from .masks import Masks
@@ -104,6 +104,8 @@ def config_model(config:Config, # what a run is made of
     "The network of a run, at its initial weights."
     own = {k: getattr(config, k) for k in {'hidden', 'bn', 'width'} & model_takes(config.model)}
     own = {k: v for k,v in own.items() if v is not None}
+    whole = type(model_default(config.model, 'width')) is int and (config.width or .5).is_integer()
+    if whole: own['width'] = int(config.width) # a network of its own that counts in channels
     return make_model(config.model, input_size, n_out, init=config.init, seed=stream(config.seed, 'weights'), **own)
 
 # %% ../nbs/61_experiments.ipynb #3caa2d62

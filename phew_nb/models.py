@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['inits', 'models', 'smallest', 'as_generator', 'nearest', 'look_up', 'is_reference', 'made_by', 'load_object',
            'source_of', 'fans', 'draw_weights', 'init_weights', 'initialized', 'mlp', 'vgg19', 'PadShortcut',
-           'ResBlock', 'resnet', 'resnet20', 'resnet18', 'maker', 'model_takes', 'make_model', 'layer_weights']
+           'ResBlock', 'resnet', 'resnet20', 'resnet18', 'maker', 'model_takes', 'model_default', 'make_model',
+           'layer_weights']
 
 # %% ../nbs/01_models.ipynb #cd41c446
 import hashlib, inspect, math, sys, torch, torch.nn.functional as F, traceback
@@ -275,8 +276,7 @@ def resnet18(n_out:int, # number of outputs, the classes
 
 # %% ../nbs/01_models.ipynb #59de27c0
 # name -> what makes the network, called with what it takes of `n_out`, `n_in`, `input_size`, `hidden`, `bn`, `width`,
-# `init` and `seed` (a generator, or a number where that is its default); one that takes `sizes` is a perceptron, of the
-# units of all its layers
+# `init` and `seed`; one that takes `sizes` is a perceptron, of the units of all its layers
 models = dict(mlp=mlp, vgg19=vgg19, resnet20=resnet20, resnet18=resnet18)
 smallest = dict(vgg19=16, resnet20=1, resnet18=1) # pixels on a side of the images that these networks take
 
@@ -296,6 +296,13 @@ def model_takes(name:str # as `maker` takes it
     return names | {'hidden'} if 'sizes' in names else names
 
 # %% ../nbs/01_models.ipynb #09e5300f
+def model_default(name:str, # as `maker` takes it
+                  setting:str, # such as 'width'
+                 ): # anything; None where it takes no such setting, `inspect.Parameter.empty` where it must be given
+    "The default that a network has for a setting."
+    p = inspect.signature(maker(name)).parameters.get(setting)
+    return None if p is None else p.default
+
 def make_model(name:str, # in `models`, or 'my_file.py:Net' or 'package.module:make'
                input_size:tuple, # size of an example, without the batch: (1, 28, 28)
                n_out:int, # number of outputs, the classes
@@ -310,8 +317,8 @@ def make_model(name:str, # in `models`, or 'my_file.py:Net' or 'package.module:m
     units = (100, 100) if hidden is None else hidden
     given = dict(n_out=n_out, n_in=input_size[0], input_size=tuple(input_size), seed=as_generator(seed),
                  sizes=[math.prod(input_size), *units, n_out]) | ({} if init == 'auto' else dict(init=init))
-    if isinstance(_default(make, 'seed'), int): given['seed'] = torch.randint(2**62, (), generator=given['seed']).item()
-    needed = hidden is not None or _default(make, 'hidden') is inspect.Parameter.empty
+    if is_reference(name) and 'seed' in takes: given['seed'] = torch.randint(2**31, (), generator=given['seed']).item()
+    needed = hidden is not None or model_default(name, 'hidden') is inspect.Parameter.empty
     if 'sizes' not in takes and needed: given['hidden'] = units
     with torch.random.fork_rng(devices=[]):
         if 'seed' not in takes: torch.manual_seed(torch.randint(2**63-1, (), generator=given['seed']).item())
@@ -319,11 +326,6 @@ def make_model(name:str, # in `models`, or 'my_file.py:Net' or 'package.module:m
         model = made_by(name, make, **kwargs) if is_reference(name) else make(**kwargs)
     if not isinstance(model, nn.Module): raise TypeError(f'{name} made a {type(model).__name__}, not a network')
     return model if 'init' in takes or init == 'auto' else init_weights(model, init, seed)
-
-def _default(make, name):
-    "The default of an argument; None where there is no such argument."
-    p = inspect.signature(make).parameters.get(name)
-    return None if p is None else p.default
 
 def _check_image(name, input_size):
     "Raise ValueError where the network takes images, and larger ones."

@@ -1,5 +1,6 @@
 "Data sets on disk: what is checked, what is cached, and what is said when something is wrong."
 import os, shutil, warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np, pytest, torch
@@ -246,26 +247,32 @@ def test_a_network_of_ones_own_has_its_own_defaults(tmp_path, monkeypatch):
     from phew_nb.config import Config, run_name, settings
     from phew_nb.experiments import config_model
     (tmp_path/'mine.py').write_text('''
+import numpy as np
 from torch import nn
 def Net(width=32, hidden=64, bn=True, init='mine'):
     net = nn.Flatten(); net.made_with = width, hidden, bn, init
     return net
 def Usual(hidden, width=1, bn=False): return Net(width, hidden, bn)
-def Seeded(seed=7):
-    net = nn.Flatten(); net.made_with = seed
+def Seeded(seed=None): return One(seed)
+def One(width=1):
+    net = nn.Flatten(); net.made_with = width
     return net
+def Odd(width=np.arange(3)): return One(width)
 ''')
     monkeypatch.chdir(tmp_path)
     def made(**how): return config_model(Config(**how), (1, 8, 8), 10).made_with
     own = Config(model='mine.py:Net')
-    assert made(model='mine.py:Net') == (32, 64, True, 'mine') and settings(own)['init'] == 'mine'
+    assert made(model='mine.py:Net') == (32, 64, True, 'mine') and settings(own)['init'] == 'auto'
     assert not {'hidden', 'bn', 'width'} & settings(own).keys()
     assert made(model='mine.py:Net', width=1, hidden=(5,), bn=False, init='normal') == (1, (5,), False, 'normal')
     assert len({run_name(Config(model='mine.py:Net', **how)) for how in ({}, dict(width=1), dict(bn=False))}) == 3
+    one, two = (Config(model='mine.py:One', width=width) for width in (None, 2))
+    assert config_model(one, (1, 8, 8), 10).made_with == 1 and run_name(one) != run_name(two) == run_name(replace(two, width=2.))
+    assert isinstance(config_model(two, (1, 8, 8), 10).made_with, int) and 'array' in repr(made(model='mine.py:Odd'))
     a, b, c = (made(model='mine.py:Seeded', seed=seed) for seed in (0, 0, 1))
     assert isinstance(a, int) and a == b != c
     usual, (width, hidden, bn, init) = Config(model='mine.py:Usual'), made(model='mine.py:Usual')
-    assert (hidden, width, bn) == ((100, 100), 1, False) == (usual.hidden, usual.width, usual.bn)
+    assert (hidden, width, bn) == ((100, 100), 1, False) and (usual.hidden, usual.width, usual.bn) == ((100, 100), None, False)
 
 token_file = '''
 import torch
@@ -317,6 +324,8 @@ def test_networks_and_data_that_a_run_cannot_take_are_refused(tokens):
                               ('mlp', 'mine.py:make', 'mlp computes with numbers, and mine.py:make holds tokens'),
                               ('mine.py:Reader', 'mine.py:next_words', 'example 0 has 6 targets, and a class is one number')):
         with pytest.raises(ValueError, match=said): run(Config(data, model, 'phew', .5, epochs=1))
+    with pytest.raises(ValueError, match='an example has none of image, .*, but a, b, label'):
+        D.Data.from_dataset([dict(a=torch.arange(3), b=torch.arange(3), label=0)])
     with pytest.raises(ValueError, match='pad or cut all to one length'):
         D.Data.from_dataset([(torch.arange(n), 0) for n in (3, 4)])
 
@@ -327,6 +336,12 @@ def test_phew_prune_takes_networks_of_ones_own_that_read_tokens(tokens, more):
     assert phew_prune(['--model', 'mine.py:Reader', '--density', '0.5', '--out', 'masks.st', *more]) == 0
     masks = Masks.load('masks.st')
     assert 0 <= masks.kept - masks.total//2 < 8 # a walk takes up to seven
+
+def test_classes_that_are_numbers():
+    "They are named by their values, whole or not, and none is taken for the place of another."
+    for values in ([1., 2., 3.], [3, 1, 2], [.5, 1., 1.5], [False, True]):
+        data = D.Data.from_dataset([(torch.rand(4), v) for v in values*5], [(torch.rand(4), v) for v in values])
+        assert [data.classes[i] for i in data.test.label] == list(map(str, values))
 
 def test_examples_that_do_not_fit_are_mapped_from_disk(monkeypatch):
     there = D.Data.from_dataset(pictures(15))
