@@ -194,7 +194,7 @@ def _after_step(optimizer, args, kwargs):
 def _after_load(module, keys):
     "Zero the masked weights of a module that has just loaded a state dict."
     layer = _layer(module)
-    if layer is None or not layer.held: return
+    if layer is None: return # a copy that took the hook and not the masks
     layer.look()
     for guard in layer.guards.values(): _zero_said(guard)
 

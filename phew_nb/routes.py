@@ -72,7 +72,7 @@ def follow(self: Routes,
         slots, to, goal = self.slots.take(at), self.to.take(at), self.node.take(at)
         place = self._slot(to, slots, keys, step + depth + 1) if self.has_slots else to
         junction = (slots == 0) & (goal != END)
-        node[active] = goal.masked_fill(junction, END)
+        node[active] = goal
         row[active] = self.rows.take(place.masked_fill(slots == 0, 0))
         if not junction.any(): return node, row
         active, units, keys = active[junction], to[junction], keys[junction]

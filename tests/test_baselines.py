@@ -414,3 +414,24 @@ def test_ntk_sap_of_token_numbers_needs_inputs():
     graph = trace(model, example=(ids[:1],))
     with pytest.raises(ValueError, match='draws normal inputs'): ntk_sap(model, .5, graph)
     assert ntk_sap(model, .5, graph, inputs=(ids,), iterations=3).kept == round(.5*graph.total)
+
+class Vector(nn.Module):
+    "The last weights are a vector."
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Parameter(torch.ones(4))
+    def forward(self, x): return self.first(x) @ self.last
+
+def test_the_inputs_of_a_vector_of_weights():
+    torch.manual_seed(0)
+    model, x = Vector(), torch.randn(5, 3)
+    rms = input_rms(model, trace(model, (3,)), [x])
+    assert torch.allclose(rms['last'], model.first(x).detach().square().mean(0).sqrt())
+    assert torch.allclose(rms['first.weight'], x.square().mean(0).sqrt().expand(4, 3))
+
+def test_activation_scores_normalise_by_the_batch_and_inputs_by_running_statistics():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)), 5 + 2*torch.randn(50, 3)
+    graph, w = trace(model, (3,)), model[1].weight.detach().abs()
+    assert torch.allclose(activation_scores(model, graph, [x])['1.weight'], w, rtol=1e-4) # of mean 0 and variance 1
+    assert torch.allclose(input_rms(model, graph, [x])['1.weight'], x.square().mean(0).sqrt().expand(2, 3), rtol=1e-4)

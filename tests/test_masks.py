@@ -4,7 +4,7 @@ import copy, gc, io, os, pickle, subprocess, sys, warnings, weakref
 import hypothesis.strategies as st
 import pytest, torch
 from hypothesis import given, settings
-from torch import nn
+from torch import fx, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from phew_nb.masks import Masks, n_kept, unwrapped
@@ -261,6 +261,21 @@ def test_autograd_grad_is_left_alone():
     assert (grad[~masks['0.weight']] != 0).any()
     nn.functional.cross_entropy(model(x), y).backward(create_graph=True)
     assert (model[0].weight.grad[~masks['0.weight']] == 0).all()
+
+class Product(nn.Module):
+    "Its weight is its own, and no layer's."
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3))
+    def forward(self, x): return x @ self.weight
+
+def test_a_copy_without_masks_loads_a_state_like_any_network():
+    model = fx.symbolic_trace(Product())
+    masks = Masks({'weight': torch.eye(2, 3).bool()}).keep(model)
+    twin = copy.deepcopy(model) # as torch.fx copies: the hooks of a network, and none of what else it holds
+    assert Masks.of(model) == masks and Masks.of(twin) is None
+    twin.load_state_dict({'weight': 2*torch.ones(2, 3)})
+    assert torch.equal(twin.weight, 2*torch.ones(2, 3))
 
 def test_release_bake_and_no_leak():
     model = small_net()

@@ -15,7 +15,7 @@ from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20, vgg19
 from phew_nb.pruners import about, prune, pruners
 from phew_nb.scores import (apportion, default_loss, erk, grasp, grasp_scores, iter_snip, kth_largest, magnitude, random_pruning,
-                            snip, snip_scores, top_k, uniform_pruning)
+                            snip, snip_scores, top_k, uniform_pruning, warned)
 
 # --- networks -----------------------------------------------------------------------------------------------------------
 
@@ -758,6 +758,23 @@ def test_masks_do_not_depend_on_memory_layout():
 
 def test_apportion_errors():
     with pytest.raises(ValueError, match='do not fit'): apportion(5, dict(a=1.), dict(a=4))
+
+class Around(nn.Module):
+    "A layer beside an identity shortcut, and one output."
+    def __init__(self):
+        super().__init__()
+        self.stem, self.beside, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+    def forward(self, x):
+        h = torch.relu(self.stem(x))
+        return self.head(h + torch.relu(self.beside(h)))
+
+def test_a_layer_that_is_lost_beside_a_shortcut_is_said_and_a_single_row_is_not():
+    graph = trace(Around(), (4,))
+    dense = Masks.dense(graph.params)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert warned(dense, graph) is dense
+    with pytest.warns(UserWarning, match='beside'): warned(Masks({**dense, 'beside.weight': torch.zeros(4, 4).bool()}), graph)
 
 # --- a network that remembers masks ------------------------------------------------------------------------------------
 

@@ -588,3 +588,13 @@ def test_a_state_that_begins_as_a_constant_is_no_path(start, f):
     "However the constant is made: the same sums, and so the same masks, as from zeros of its own."
     plain = f(Cell(lambda x, y: torch.zeros(len(x), 5)), .3, (4,))
     assert f(Cell(start), .3, (4,)).hash() == plain.hash()
+
+def test_a_score_past_the_precision_is_refused():
+    "One path is left, of weights of 1; around a masked weight lie 1e30 on both sides, and float32 ends at 3e38."
+    model = nn.Sequential(*(nn.Linear(i, o, bias=False) for i, o in ((1, 2), (2, 2), (2, 1))))
+    for p, w in zip(model.parameters(), ([[1.], [1e30]], [[1., 1], [1, 1]], [[1., 1e30]])): p.data = torch.tensor(w)
+    Masks({'1.weight': torch.tensor([[True, False], [False, False]])}).apply(model)
+    with pytest.raises(ValueError, match=r"scores of layer '1.weight' are not finite, the first at \(1, 1\)"):
+        synflow(model, kept=3, input_size=(1,), iterations=2, dtype=torch.float32)
+    masks = synflow(model, kept=3, input_size=(1,), iterations=2)
+    assert [mask.nonzero().tolist() for mask in masks.values()] == [[[0, 0]]]*3

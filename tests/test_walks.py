@@ -1120,3 +1120,26 @@ def test_walks_that_fit(kwargs, n=2, m=4):
             assert int(mask.flatten(1).view(-1, m).sum(1).max()) <= n
             assert masks is None or (mask <= masks[name]).all()
         assert int(order.new.sum()) == sum(int((o >= 0).sum()) for o in order.order.values())
+
+class Twice(nn.Module):
+    "One layer used twice."
+    def __init__(self):
+        super().__init__()
+        self.stem, self.twice, self.head = L(4, 4), L(4, 4), L(4, 4)
+    def forward(self, x): return self.head(self.twice(self.twice(self.stem(x)).relu()))
+
+def test_a_walk_that_needs_two_weights_of_a_group_where_one_fits_is_left_out():
+    torch.manual_seed(0)
+    graph, left_out = trace(Twice(), (4,)), 0
+    for seed in range(6):
+        single, many = (walks_module.FittingVisits(Walker(graph), '1:4') for _ in range(2))
+        for _ in range(9): single.extend(1, seed)
+        many.extend(9, seed)
+        assert torch.equal(single.new, many.new)
+        for name, first in many.first.items():
+            assert torch.equal(first, single.first[name]) and (first.view(4, 4) != many.never).sum(1).max() == 1
+        path = {(name, at) for *_, name, at in draw_paths(graph, 1, seed=seed)[0]} # the first walk, when all is open
+        fits = len({(name, at//4) for name, at in path}) == len(path)
+        assert many.new[0] == len(path)*fits
+        left_out += not fits
+    assert 0 < left_out < 6
