@@ -220,19 +220,12 @@ def _has_more(layer):
     return any(bool((local_part(g.param.data) != 0)[~local_mask(g.zeroes.mask, g.param).to(g.param.device)].any())
                for g in layer.guards.values() if not g.param.is_meta)
 
-def _is_alike(layer, module):
-    "Has another module the weights of a layer, with zeros where they are masked?"
-    new = {name: module._parameters.get(name) for name in layer.masks} if module is not None else {}
-    return bool(new) and all(p is not None and p.shape == layer.masks[name].shape and not p.is_meta
-                             and not local_part(p)[~local_mask(layer.masks[name], p).to(p.device)].any()
-                             for name,p in new.items())
-
 def _gone(old, new):
-    "Paths in a module of layers that are held, where another module has dense ones that train."
-    if old is None or not any(p.requires_grad and p.ndim > 1 for p in new.parameters()): return []
-    inside, places = set(new.modules()), dict(new.named_modules())
-    return [path for path,m in old.named_modules() if m not in inside and (layer := _layer(m)) and layer.held
-            and not _is_alike(layer, places.get(path))]
+    "The layers of a module that are held, and not inside of another one that has dense weights to train."
+    dense = (p for p in new.parameters() if p.requires_grad and p.ndim > 1 and id(p) not in _guards)
+    if old is None or next(dense, None) is None: return []
+    inside = set(new.modules())
+    return [m for m in old.modules() if m not in inside and (layer := _layer(m)) and layer.held]
 
 def _layers(n): return 'a layer' if n == 1 else f'{n} layers'
 
@@ -324,6 +317,8 @@ def apply(self: Masks,
          ) -> Masks:         # the masks themselves; raises ValueError, with the model untouched, where they do not fit
     "Zero the masked weights of a model and remember the masks on it."
     masks = self.check(model)
+    if isinstance(unwrapped(model), torch.jit.ScriptModule): raise ValueError(
+        "a network of torch.jit cannot remember masks: apply or keep them before it is scripted or traced")
     check_weight_norm(unwrapped(model), masks)
     own = {name: owner(unwrapped(model), name) for name in masks}
     params = {name: module._parameters[last] for name, (module, last) in own.items()}

@@ -347,7 +347,7 @@ def _mode_fixed_by(model):
 
 def _norms_written_out(model):
     "Whether the program of a network calls batch normalisation, which then is no module."
-    return any('batch_norm' in str(node.target) for node in getattr(getattr(model, 'graph', None), 'nodes', ()))
+    return isinstance(model, torch.fx.GraphModule) and any('batch_norm' in str(n.target) for n in model.graph.nodes)
 
 def _set_modes(model, batch_stats):
     "Evaluation mode, but for batch normalisation if asked for."

@@ -486,10 +486,15 @@ def test_states_of_other_masks_are_said():
     with pytest.warns(UserWarning, match='masked already, by other masks'): model.load_state_dict(other.state_dict())
     check(model, masks)
 
+def with_weights_of(old):
+    new = nn.Linear(12, 3)
+    new.load_state_dict(old.state_dict())
+    return new
+
 @pytest.mark.parametrize('make_new,dense', [
     (lambda old: nn.Linear(12, 3), True), (lambda old: nn.Linear(12, 5), True),
     (lambda old: nn.Sequential(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)), True),
-    (copy.deepcopy, False), (lambda old: nn.Sequential(old, nn.Dropout(.1)), False), (lambda old: nn.Identity(), False),
+    (lambda old: with_weights_of(old), True), (copy.deepcopy, False), (lambda old: nn.Sequential(old, nn.Dropout(.1)), False), (lambda old: nn.Identity(), False),
     (lambda old: nn.Linear(12, 3).requires_grad_(False), False)])
 def test_a_dense_layer_in_place_of_one_that_is_held_is_said(make_new, dense):
     model = make()
@@ -498,6 +503,15 @@ def test_a_dense_layer_in_place_of_one_that_is_held_is_said(make_new, dense):
         warnings.simplefilter('always')
         model[3] = make_new(model[3])
     assert [str(w.message)[:55] for w in said] == dense*["'3' of Sequential takes the place of a layer that masks"]
+
+def test_layers_that_change_places_are_not_said():
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    masks = choose(model).keep(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        model[0], model[2] = model[2], model[0]
+    train(model, sgd(model))
+    assert all((layer.weight[~masks[name]] == 0).all() for layer, name in ((model[2], '0.weight'), (model[0], '2.weight')))
 
 def test_a_new_part_with_dense_layers_is_said_once():
     model = nn.Sequential(make(), nn.ReLU())

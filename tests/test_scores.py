@@ -524,6 +524,17 @@ def test_scripted_and_traced_networks(method):
     for model in (scripted, traced): assert look[method](model, .3, (6,), data(), batch_stats=False) == running
     for old, model in zip(before, (scripted, traced)): assert_same(old, snapshot(model))
 
+@pytest.mark.filterwarnings('ignore:.*deprecated')
+def test_traced_networks_without_normalisation():
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    traced = torch.jit.trace(model, torch.ones(2, 6))
+    masks = snip(traced, .3, (6,), data())
+    assert masks == snip(model, .3, (6,), data())
+    before = [p.clone() for p in traced.parameters()]
+    for put in masks.apply, masks.keep:
+        with pytest.raises(ValueError, match='a network of torch.jit cannot remember masks'): put(traced)
+    assert all(map(torch.equal, before, traced.parameters()))
+
 @pytest.mark.parametrize('method', ['phew', 'synflow', 'snip', 'grasp', 'magnitude', 'ntk_sap', 'phew_act'])
 def test_a_program_of_torch_export_is_pruned_like_its_network(method):
     torch.manual_seed(0)
