@@ -57,7 +57,8 @@ def _kind_of(data):
     "What the examples are."
     size = 'x'.join(map(str, data.train.x.shape[1:]))
     if data.train.x.ndim == 4: return f'images of {size}'
-    return f'sequences of {size} tokens' if data.is_tokens else f'examples of {size} numbers'
+    what = f'sequences of {size} token' if data.is_tokens else f'examples of {size} number'
+    return what + 's'*(size != '1')
 
 @patch
 def __repr__(self:Data):

@@ -304,7 +304,7 @@ def _tokens_for(name, model, size):
     from torch import arange, nn
     from phew_nb.libraries import of_library, token_example
     if of_library(name): return token_example(name, *size[:1])
-    known = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    known = [m.num_embeddings for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
     return arange(size[0])[None] % min(known) if known and len(size) == 1 else None
 
 # %% ../nbs/68_cli.ipynb #867791f8

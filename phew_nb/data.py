@@ -100,6 +100,10 @@ def stack_examples(pairs:Sequence, # of (example, class): PIL images, arrays, te
     for i in range(len(pairs)):
         item, label = _pair(pairs[i])
         item = _pixels(item, size)
+        if not item.ndim or item.dtype.kind not in 'buif':
+            found = f'of the kind {item.dtype}' if item.ndim else 'a single value'
+            raise ValueError(f'{what}: example {i} is {found}: numbers along at least one dimension are wanted (of text, '
+                             'the numbers of its tokens)')
         if x is None: x = room((len(pairs), *item.shape), item.dtype)
         if item.shape != x.shape[1:]: raise ValueError(
             f'{what}: example {i} has the shape {item.shape}, those before it {x.shape[1:]}; ' + (
@@ -112,6 +116,7 @@ def stack_examples(pairs:Sequence, # of (example, class): PIL images, arrays, te
 def _class_of(label, what):
     "A class, as a plain value."
     n = label.numel() if isinstance(label, torch.Tensor) else np.size(label)
+    if label is None: raise ValueError(f'{what} has no class')
     if n != 1: raise ValueError(f'{what} has {n} targets, and a class is one number or one word. For other tasks: '
                                 'masks by phew_prune, or phew(model, density, ...), and a training loop of your own')
     return label.item() if hasattr(label, 'item') else label

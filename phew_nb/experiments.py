@@ -138,9 +138,14 @@ def check_output(config:Config, # what a run is made of
                 ): # ValueError where a loss of outputs and classes cannot be computed
     "Check that a network gives a number for each class."
     x, _ = next(iter(Batches(data, 'test', 2, device=next(model.parameters()).device)))
-    with as_found(model, seed=0):
-        to_eval(model)
-        out = model(x)
+    try:
+        with as_found(model, seed=0):
+            to_eval(model)
+            out = model(x)
+    except Exception as e:
+        tokens = [t(split.x).item() for t in (torch.min, torch.max) for split in (data.train, data.test)]
+        more = f' (its tokens go from {min(tokens)} to {max(tokens)})'*data.is_tokens
+        raise ValueError(f'{config.model} fails on examples of {config.data}{more}: {type(e).__name__}: {e}') from e
     wanted = f'({len(x)}, {data.n_out})'
     got = f'a tensor {tuple(out.shape)}' if isinstance(out, torch.Tensor) else f'a {type(out).__name__}'
     if not isinstance(out, torch.Tensor) or tuple(out.shape) != (len(x), data.n_out): raise ValueError(

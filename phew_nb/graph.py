@@ -80,6 +80,7 @@ def _no_module(model):
     if model is None: return 'not None'
     if isinstance(model, type): return f"not the class {model.__name__}: make a network of it, {model.__name__}(...)"
     if isinstance(getattr(model, 'model', None), nn.Module): return f"not a {kind}: give its network, .model"
+    if kind == 'ExportedProgram': return 'not an ExportedProgram: give its module, .module()'
     if callable(model): return f"not {kind}: a function has no weights of its own, give the module that holds them"
     return f'not {kind}'
 

@@ -600,5 +600,6 @@ def _say_what_remains(todo, how, progress):
     "Say which runs have no record yet."
     left = [todo.words[name] for name in todo.missing if name not in progress.failed]
     some = ', '.join(left[:3]) + (f' and {len(left) - 3} more' if len(left) > 3 else '')
-    print(f'stopped: {len(todo.done)} of {len(todo.wanted)} runs are recorded in {how.out}; {len(left)} remain: '
-          f'{some}; the same call goes on', file=sys.stderr, flush=True)
+    rest = f'{len(left)} remain: {some}; the same call goes on' if left else 'none remain; the same call shows them'
+    print(f'stopped: {len(todo.done)} of {len(todo.wanted)} runs are recorded in {how.out}; {rest}',
+          file=sys.stderr, flush=True)

@@ -290,6 +290,10 @@ def Words(n_out): return nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, n_out))
 def make():
     x = torch.randint(30, (60, 6), generator=torch.Generator().manual_seed(0))
     return (x[:40], x[:40, 0] % 3), (x[40:], x[40:, 0] % 3)
+def odd_words():
+    train, test = make()
+    test[0][0, 0] = 30
+    return train, test
 def next_words(): return [(x, x) for x in make()[0][0]], None
 '''
 
@@ -324,6 +328,11 @@ def test_networks_and_data_that_a_run_cannot_take_are_refused(tokens):
                               ('mlp', 'mine.py:make', 'mlp computes with numbers, and mine.py:make holds tokens'),
                               ('mine.py:Reader', 'mine.py:next_words', 'example 0 has 6 targets, and a class is one number')):
         with pytest.raises(ValueError, match=said): run(Config(data, model, 'phew', .5, epochs=1))
+    with pytest.raises(ValueError, match=r'fails on examples of mine.py:odd_words \(its tokens go from 0 to 30\): IndexError'):
+        run(Config('mine.py:odd_words', 'mine.py:Reader', 'phew', .5, epochs=1))
+    for example, label, said in ((3, 0, 'example 0 is a single value'), (['a', 'word'], 0, 'example 0 is of the kind'),
+                                 (torch.arange(3), None, 'example 0 has no class')):
+        with pytest.raises(ValueError, match=said): D.Data.from_dataset([(example, label)]*10)
     with pytest.raises(ValueError, match='an example has none of image, .*, but a, b, label'):
         D.Data.from_dataset([dict(a=torch.arange(3), b=torch.arange(3), label=0)])
     with pytest.raises(ValueError, match='pad or cut all to one length'):

@@ -491,10 +491,15 @@ def with_weights_of(old):
     new.load_state_dict(old.state_dict())
     return new
 
+def with_weight_itself(old):
+    new = nn.Linear(12, 3)
+    new.weight = old.weight
+    return new
+
 @pytest.mark.parametrize('make_new,dense', [
     (lambda old: nn.Linear(12, 3), True), (lambda old: nn.Linear(12, 5), True),
     (lambda old: nn.Sequential(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)), True),
-    (lambda old: with_weights_of(old), True), (copy.deepcopy, False), (lambda old: nn.Sequential(old, nn.Dropout(.1)), False), (lambda old: nn.Identity(), False),
+    (lambda old: with_weights_of(old), True), (lambda old: with_weight_itself(old), True), (copy.deepcopy, False), (lambda old: nn.Sequential(old, nn.Dropout(.1)), False), (lambda old: nn.Identity(), False),
     (lambda old: nn.Linear(12, 3).requires_grad_(False), False)])
 def test_a_dense_layer_in_place_of_one_that_is_held_is_said(make_new, dense):
     model = make()
