@@ -102,8 +102,8 @@ def stack_examples(pairs:Sequence, # of (example, class): PIL images, arrays, te
         item = _pixels(item, size)
         if not item.ndim or item.dtype.kind not in 'buif':
             found = f'of the kind {item.dtype}' if item.ndim else 'a single value'
-            raise ValueError(f'{what}: example {i} is {found}: numbers along at least one dimension are wanted (of text, '
-                             'the numbers of its tokens)')
+            raise ValueError(f'{what}: example {i} is {found}: numbers along at least one dimension are wanted, '
+                             'of text those of its tokens')
         if x is None: x = room((len(pairs), *item.shape), item.dtype)
         if item.shape != x.shape[1:]: raise ValueError(
             f'{what}: example {i} has the shape {item.shape}, those before it {x.shape[1:]}; ' + (
