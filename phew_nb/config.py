@@ -93,9 +93,8 @@ _usual = dict(hidden=(100, 100), bn=False, width=1.) # where the network has no 
 
 def _fill_in(config):
     "Give the settings of the network that are left open their usual value, unless the network has another."
-    takes = inspect.signature(import_module('phew_nb.models').maker(config.model)).parameters
     for name,usual in _usual.items():
-        own = takes[name].default if name in takes else usual
+        own = import_module('phew_nb.models').model_default(config.model, name, usual)
         alike = own is inspect.Parameter.empty or type(own) is type(usual) and own == usual
         if getattr(config, name) is None and alike:
             object.__setattr__(config, name, usual)
@@ -189,8 +188,7 @@ def settings(config:Config # what a run is made of
 def resolved_init(config:Config # what a run is made of
                  ) -> str: # a name in `inits`, or 'auto' where the network brings its own
     "The initial weights of a run."
-    takes = inspect.signature(import_module('phew_nb.models').maker(config.model)).parameters
-    own = takes['init'].default if 'init' in takes else None
+    own = import_module('phew_nb.models').model_default(config.model, 'init')
     return own if config.init == 'auto' and own in known('init') else config.init
 
 def run_name(config:Config # what a run is made of

@@ -156,7 +156,7 @@ def _known_classes(dataset):
 def _numbered(labels, classes, what):
     "Numbers of the classes of examples; ValueError for one that is unknown."
     number = {c: i for i,c in enumerate(classes)}
-    if isinstance(classes[0], str): number |= {i: i for i in range(len(classes))}
+    if not isinstance(classes[0], (int, float)): number |= {i: i for i in range(len(classes))}
     if odd := [label for label in labels if label not in number]: raise ValueError(
         f'{what}: an example is of class {odd[0]!r}, which the training examples do not have')
     return torch.tensor([number[label] for label in labels])

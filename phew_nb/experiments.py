@@ -27,7 +27,8 @@ from .models import look_up, make_model, maker, model_default, model_takes, sour
 from .data import Batches, Data, datasets, is_drawn, load_data, pruning_batches
 from .graph import PathGraph, trace
 from .masks import Masks
-from .state import as_found, to_eval
+from .flow import graph_and_masks
+from .linearised import evaluating
 from .report import Report
 from .metrics import path_trace, widths
 from .pruners import prune, pruners
@@ -139,9 +140,7 @@ def check_output(config:Config, # what a run is made of
     "Check that a network gives a number for each class."
     x, _ = next(iter(Batches(data, 'test', 2, device=next(model.parameters()).device)))
     try:
-        with as_found(model, seed=0):
-            to_eval(model)
-            out = model(x)
+        with evaluating(model): out = model(x)
     except Exception as e:
         tokens = [t(split.x).item() for t in (torch.min, torch.max) for split in (data.train, data.test)]
         more = f' (its tokens go from {min(tokens)} to {max(tokens)})'*data.is_tokens
@@ -194,7 +193,7 @@ def config_masks(config:Config, # what a run is made of
                  data:Data|None=None, # its data; None where the method needs none
                 ) -> Masks: # of every weight that counts
     "The masks of a run."
-    if config.method == 'dense': return methods['dense'](size if isinstance(size, PathGraph) else trace(model, size))
+    if config.method == 'dense': return methods['dense'](graph_and_masks(model, size)[0])
     given = dict(input_size=size, seed=stream(config.seed, 'masks'))
     given |= _given(config, data, next(model.parameters()).device) | config.options
     return prune(model, config.method, config.density, **given)

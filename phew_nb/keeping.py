@@ -222,11 +222,11 @@ def _has_more(layer):
 
 def _gone(old, new):
     "The layers of a module that are held, and not inside of another one that has dense weights to train."
-    inside = set(new.modules())
-    held = {id(g.param) for m in inside if (layer := _layer(m)) and layer.held for g in layer.guards.values()}
-    dense = (p for p in new.parameters() if p.requires_grad and p.ndim > 1 and id(p) not in held)
-    if old is None or next(dense, None) is None: return []
-    return [m for m in old.modules() if m not in inside and (layer := _layer(m)) and layer.held]
+    if old is None: return [] # as while a model is made
+    inside, is_held = set(new.modules()), lambda m: (layer := _layer(m)) is not None and layer.held
+    held = {id(g.param) for m in filter(is_held, inside) for g in _layer(m).guards.values()}
+    dense = any(p.requires_grad and p.ndim > 1 and id(p) not in held for p in new.parameters())
+    return [m for m in filter(is_held, old.modules()) if m not in inside] if dense else []
 
 def _layers(n): return 'a layer' if n == 1 else f'{n} layers'
 

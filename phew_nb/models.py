@@ -298,10 +298,11 @@ def model_takes(name:str # as `maker` takes it
 # %% ../nbs/01_models.ipynb #09e5300f
 def model_default(name:str, # as `maker` takes it
                   setting:str, # such as 'width'
-                 ): # anything; None where it takes no such setting, `inspect.Parameter.empty` where it must be given
+                  other=None, # where it takes no such setting
+                 ): # anything; `inspect.Parameter.empty` where it must be given
     "The default that a network has for a setting."
     p = inspect.signature(maker(name)).parameters.get(setting)
-    return None if p is None else p.default
+    return other if p is None else p.default
 
 def make_model(name:str, # in `models`, or 'my_file.py:Net' or 'package.module:make'
                input_size:tuple, # size of an example, without the batch: (1, 28, 28)

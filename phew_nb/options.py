@@ -212,8 +212,8 @@ def _check_used(args):
     from phew_nb.models import model_takes
     takes, default = model_takes(args.model), Config()
     sets = 'hidden', 'bn', 'width'
-    usual = {name: (getattr(default, name), [], None) for name in sets}
-    idle = [name for name in sets if name not in takes and getattr(args, name) not in usual[name]]
+    asked = [name for name in sets if getattr(args, name) not in (None, [], getattr(default, name))]
+    idle = [name for name in asked if name not in takes]
     others = ' and '.join(f'--{name}' for name in sets if name in takes)
     for name in idle: raise ValueError(f'--{name} would change nothing: {args.model} '
                                        + (f'takes {others}' if others else 'takes none of --hidden, --bn, --width'))
@@ -221,7 +221,7 @@ def _check_used(args):
 def network_fields(args # what `read_line` gives
                   ) -> dict: # from field to value; ValueError where one would change nothing
     "The fields of a `Config` that describe the network."
-    if args.width is not None: _check_positive('--width', args.width)
+    _check_positive('--width', args.width)
     _check_used(args)
     hidden = None if args.hidden is None else tuple(args.hidden)
     names = 'model', 'width', 'init', 'image_size'

@@ -60,7 +60,8 @@ def report(self: Masks,
     was, now, dead, alive = graph.live(None, skips), graph.live(self, skips), {}, {}
     for layer in graph.layers:
         dead[layer.name] = dead.get(layer.name, 0) + int((was & ~now)[layer.dst].sum())
-        edges = edges_between(layer, now)[..., None] & (True if layer.shut is None else ~layer.shut)
+        edges, usable = edges_between(layer, now)[..., None], layer.usable()
+        if usable is not None: edges = edges & usable
         alive[layer.name] = alive.get(layer.name, 0) + layer.spread(edges.int())
     masks = {name: self[name].cpu() for name in graph.params if name in self}
     lost = {name: int((mask & (alive[name] == 0)).sum()) for name, mask in masks.items()}

@@ -351,6 +351,8 @@ def test_classes_that_are_numbers():
     for values in ([1., 2., 3.], [3, 1, 2], [.5, 1., 1.5], [False, True]):
         data = D.Data.from_dataset([(torch.rand(4), v) for v in values*5], [(torch.rand(4), v) for v in values])
         assert [data.classes[i] for i in data.test.label] == list(map(str, values))
+    by_place = D.Data.from_dataset([(torch.rand(4), i) for i in range(3)]*5, classes=list(np.array([3, 5, 7])))
+    assert by_place.train.label.tolist()[:3] == [0, 1, 2] and by_place.classes == ['3', '5', '7'] # as fastai's vocab has them
 
 def test_examples_that_do_not_fit_are_mapped_from_disk(monkeypatch):
     there = D.Data.from_dataset(pictures(15))
