@@ -295,9 +295,17 @@ def read_grid(path:str|Path # of a TOML file
     grids = found.pop('grid', [{}])
     if not isinstance(grids, list) or not all(isinstance(one, dict) for one in grids): raise ValueError(
         f'{path}, line {_line(text, "grid")}: write [[grid]], in two brackets')
-    configs = [c for one in grids for c in _checked(path, text, found | one)]
+    configs = [_checked(path, text, found | one) for one in grids]
     if not configs: raise ValueError(f'{path}, line {_line(text, "grid")}: it describes no run')
-    return list({run_name(c): c for c in configs}.values())
+    for values,those in [(found, sum(configs, [])), *zip(grids, configs)]: _check_used(path, text, values, those)
+    return list({run_name(c): c for c in sum(configs, [])}.values())
+
+def _check_used(path, text, values, configs):
+    "Raise ValueError where a setting of the network would change nothing: none of the networks has it."
+    models = {c.model: import_module('phew_nb.models').model_takes(c.model) for c in configs}
+    for name in [name for name in values if name in _usual and not any(name in takes for takes in models.values())]:
+        raise ValueError(f"{path}, line {_line(text, name)}: {name} would change nothing: no such setting has "
+                         + ' or '.join(models))
 
 # %% ../nbs/60_config.ipynb #6932f267
 def _changed_recipe(path, text, values):
