@@ -37,7 +37,7 @@ def test_a_full_disk(tmp_path):
 
 def test_version_01(tmp_path):
     folder = Path(__file__).parent.parent/'results'/'comparison_digits'
-    assert len(read_records(folder)) == 75 and isinstance(load_results(folder), pd.DataFrame)
+    assert len(read_records(folder)) == 250 and isinstance(load_results(folder), pd.DataFrame)
     with pytest.raises(FileNotFoundError, match='there is no records.jsonl'): load_results(tmp_path)
 
 hold = '''

@@ -1,4 +1,4 @@
-"""The measures behind the paper's notebooks that need no training, of every method on ResNet20 and VGG19: results/traces.
+"""The measures behind the paper's notebooks that need no training, of every method on ResNet20, VGG19 and ResNet18: results/traces.
 
     python nbs/paper/_runs.py traces
 
@@ -15,7 +15,8 @@ if str(root) not in sys.path: sys.path.insert(0, str(root))
 
 # ----- traces: every method that needs no training, on real networks
 
-trace_seeds = dict(resnet20=3, vgg19=3)
+trace_seeds = dict(resnet20=3, vgg19=3, resnet18=1)
+trace_data = dict(resnet20=('cifar10', (3, 32, 32), 10), vgg19=('cifar10', (3, 32, 32), 10), resnet18=('tiny_imagenet', (3, 64, 64), 200))
 trace_methods = ('phew', 'random', 'uniform', 'erk', 'magnitude', 'snip', 'iter_snip', 'grasp', 'synflow', 'synflow_l2',
                  'phew_kernel', 'phew_uniform', 'phew_inverse', 'phew_squared')
 trace_densities = .5, .2, .1, .05, .02, .01
@@ -43,14 +44,15 @@ def graph_measures(net, graph, masks):
                 live_skips=[w.live for w in skips.values()], filters=[w.kept for w in units.values()])
 
 def measure(job, device='cpu'):
-    "What a network is like before training, its masks by the method of the job; data are CIFAR-10's."
+    "What a network is like before training, its masks by the method of the job."
     from phew_nb.experiments import Config, config_data, config_masks, config_model, need_data
     from phew_nb.graph import trace
-    size, start, config = (3, 32, 32), time.time(), Config('cifar10', **job)
-    net = config_model(config, size, 10).to(device)
+    data, size, n_out = trace_data[job['model']]
+    start, config = time.time(), Config(data, **job)
+    net = config_model(config, size, n_out).to(device)
     masks = config_masks(config, net, size, config_data(config) if config.method in need_data else None).to('cpu')
     seconds = time.time() - start
-    return job | dict(data='cifar10') | graph_measures(net.cpu(), trace(net, size), masks) | dict(seconds=round(seconds, 1), device=device)
+    return job | dict(data=data) | graph_measures(net.cpu(), trace(net, size), masks) | dict(seconds=round(seconds, 1), device=device)
 
 # ----- the filler
 
