@@ -42,24 +42,35 @@ def sparse_state(model:nn.Module, # a masked network
                  packed:bool=False, # values and bits in a row, in place of sparse tensors?
                 ) -> dict: # name -> tensor; raises ValueError where the masks are another model's
     "A state dict that holds of masked tensors the kept weights alone."
-    given, state = _masks_for(model, masks) or {}, {}
-    for name, value in unwrapped(model).state_dict().items():
-        mask = given[name].to(value.device) if name in given else None
+    given, found, state = _masks_for(model, masks) or {}, unwrapped(model).state_dict(), {}
+    at = {_place(found[name]): mask for name, mask in given.items() if name in found} # a tied weight has several names
+    for name, value in found.items():
+        mask = at.get(_place(value)) if isinstance(value, Tensor) else None
+        if mask is not None: mask = mask.to(value.device)
         state |= {name: value} if mask is None else _packed(name, value, mask) if packed else {name: _coo(value, mask)}
     return state
 
-def _unpacked(values, bits, shape):
-    "A dense tensor of the kept values."
-    mask = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=math.prod(shape)).astype(bool)).to(values.device)
-    return values.new_zeros(math.prod(shape)).masked_scatter_(mask, values).view(shape)
+def _place(t): return t.data_ptr(), t.shape, t.stride(), t.device # of the numbers of a tensor
+
+def _unpacked(name, state):
+    "A dense tensor of the kept values; ValueError where they are not as many as the bits."
+    values, bits, shape = state[name], state[f'{name}.kept'], state[f'{name}.shape'].tolist()
+    n = math.prod(shape)
+    mask = torch.from_numpy(np.unpackbits(bits.cpu().numpy())[:n].astype(bool)).to(values.device)
+    if len(bits) != -(-n//8) or mask.sum() != values.numel(): raise ValueError(
+        f'the state is damaged: {name!r} has {values.numel():,} values, and {int(mask.sum()):,} of {n:,} weights are kept')
+    return values.new_zeros(n).masked_scatter_(mask, values).view(shape)
 
 def dense_state(state:dict # from `sparse_state`, of either form
-               ) -> dict: # what `load_state_dict` takes
+               ) -> dict: # what `load_state_dict` takes; ValueError where a part is missing
     "A state dict without sparse tensors. Weights alone: masks are kept again by `Masks.load(path).keep(model)`."
-    packed = {name for name in state if f'{name}.kept' in state}
-    rest = {f'{name}.{what}' for name in packed for what in ('kept', 'shape')}
-    return {name: _unpacked(v, state[f'{name}.kept'], state[f'{name}.shape'].tolist()) if name in packed else
-            v.to_dense() if v.layout != torch.strided else v for name, v in state.items() if name not in rest}
+    parts = {name: [f'{name}.{what}' for what in ('kept', 'shape') if f'{name}.{what}' in state] for name in state}
+    for name, (part, *more) in ((name, found) for name, found in parts.items() if found):
+        if not more: raise ValueError(
+            f'the state is damaged: of {name!r} it has {part!r} alone, without the other of kept and shape')
+    rest = {part for found in parts.values() for part in found}
+    dense = lambda v: v.to_dense() if isinstance(v, Tensor) and v.layout != torch.strided else v
+    return {name: _unpacked(name, state) if parts[name] else dense(v) for name, v in state.items() if name not in rest}
 
 # %% ../nbs/46_export.ipynb #26f1a2fe
 def _check_size(size, who):
@@ -259,17 +270,15 @@ def _new(p, value): return None if value is None else nn.Parameter(value, p.requ
 
 def _cut_layer(module, rows, columns, constant):
     "Take rows and columns off a convolution or a linear layer."
-    weight, constant = module.weight.detach().clone(), constant.nan_to_num(0).to(module.weight.device)
-    lost, held = (constant*keep.to(constant.device) for keep in (~columns, columns))
-    if module.weight.ndim > 2 and module.groups > 1: columns = torch.ones(module.weight.shape[1], dtype=torch.bool)
-    elif _pads(module) and lost.any():
+    weight, bias = _part(module.weight, rows), _part(module.bias, rows)
+    lost, held = (constant.nan_to_num(0).to(weight.device)*keep.to(weight.device) for keep in (~columns, columns))
+    if weight.ndim > 2 and module.groups > 1: columns = torch.ones(weight.shape[1], dtype=torch.bool)
+    elif (more := torch.einsum('oi...,i->o...', weight, lost)).any():
         carrier = held.abs().argmax()
-        weight[:, carrier] += torch.einsum('oi...,i->o...', weight, lost)/held[carrier]
-    elif lost.any():
-        more = torch.einsum('oik,i->o', weight.flatten(2) if weight.ndim > 2 else weight[..., None], lost)
-        module.bias = _new(module.weight, more + (module.bias.detach() if module.bias is not None else 0))
-    module.weight = _new(module.weight, _part(weight, rows, columns))
-    module.bias = _new(module.bias, _part(module.bias, rows))
+        if _pads(module): weight[:, carrier] += more/held[carrier] # `_needed` saw to one
+        else: bias = more.reshape(len(more), -1).sum(1) + (0 if bias is None else bias)
+    module.weight = _new(module.weight, _part(weight, torch.ones(len(weight), dtype=torch.bool), columns))
+    module.bias = _new(module.weight if module.bias is None else module.bias, bias)
     return rows, columns
 
 # %% ../nbs/46_export.ipynb #8f681362

@@ -1,4 +1,5 @@
 "What leaves computes the same."
+import warnings
 from copy import deepcopy
 
 import pytest, torch, torchvision
@@ -238,3 +239,39 @@ def test_what_onnx_cannot_hold_is_refused_in_a_sentence(tmp_path):
     assert e.value.__cause__ is not None and '\n' not in str(e.value)
     with pytest.raises(ValueError, match='does not run .* give an `example`'): export_onnx(Tokens(), tmp_path/'net.onnx', (8,))
     assert not list(tmp_path.iterdir())
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_a_tied_weight_is_sparse_under_each_name(packed):
+    made = lambda: [net := nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)), setattr(net[2], 'weight', net[0].weight)][0]
+    net, again, masks = made(), made(), Masks({'0.weight': torch.arange(36).view(6, 6) % 3 == 0})
+    state = sparse_state(net, masks, packed=packed)
+    assert state['0.weight'].layout == state['2.weight'].layout and state['2.weight.kept' if packed else '2.weight'].numel() < 37
+    again.load_state_dict(dense_state(state))
+    assert torch.equal(again[0].weight, net[0].weight*masks['0.weight'])
+
+def test_a_damaged_state_is_refused():
+    net = nn.Sequential(nn.Linear(6, 6))
+    state = sparse_state(net, Masks({'0.weight': torch.arange(36).view(6, 6) % 3 == 0}), packed=True)
+    without = lambda name: {k: v for k, v in state.items() if k != name}
+    for damaged in (without('0.weight.kept'), without('0.weight.shape'), state | {'0.weight.kept': state['0.weight.kept'][:2]},
+                    state | {'0.weight': state['0.weight'][:3]}):
+        with pytest.raises(ValueError, match="the state is damaged: .*'0.weight'"): dense_state(damaged)
+    assert dense_state({'_extra_state': dict(a=1)}) == {'_extra_state': dict(a=1)}
+
+def test_a_dead_channel_that_nobody_reads_needs_no_carrier():
+    "A convolution with padding and a bias before it: what is constant and read by nothing is cut, and divides nothing."
+    net = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1))
+    nn.init.constant_(net[0].bias, .5)
+    masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in net.named_parameters() if p.ndim > 1}
+    masks['0.weight'][1] = False; masks['2.weight'][:, 1] = False
+    assert compact(net, Masks(masks), (3, 8, 8))[0].out_channels == 1
+
+@pytest.mark.parametrize('method', ['synflow', 'phew', 'magnitude', 'random'])
+def test_small_networks_with_biases_and_padding_are_made_compact(method):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 10, 3, padding=1), nn.ReLU(),
+                            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 10))
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            for density in .03, .1: compact(net, prune(net, method, density, (3, 16, 16), seed=seed), (3, 16, 16)) # compares outputs
