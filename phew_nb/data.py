@@ -59,18 +59,21 @@ def transformation(data:Data, # images with classes
     return replace(small, name=f'{data.name}_transform', train=train, test=test, augments=no_augments)
 
 # %% ../nbs/04_data.ipynb #67db9a9e
-def _to_square(image, size):
-    "A PIL image cut to a square of `size` pixels on a side, or as it is."
+def _decoded(image, size):
+    "A PIL image as bytes, or with more than 8 bits as floats; cut to a square of `size` pixels on a side."
     from PIL import ImageOps, Image
+    if image.mode[0] in 'IF': # I and I;16 are whole numbers
+        image = Image.fromarray(np.asarray(image, np.float32)/(1 if image.mode == 'F' else 65535))
+    else: image = image.convert('L' if image.mode in ('1', 'L') else 'RGB')
     return image if size is None else ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
 
 def _pixels(item, size=None):
     "Numbers (channels, ...) of a PIL image, an array or a tensor."
     if hasattr(item, 'convert'):
-        grey = item.mode in ('1', 'L', 'I', 'F')
-        item = np.asarray(_to_square(item.convert('L' if grey else 'RGB'), size))
+        item = np.asarray(_decoded(item, size))
         return item[None] if item.ndim == 2 else item.transpose(2, 0, 1)
     item = np.asarray(item)
+    if item.dtype.kind == 'u' and item.dtype.itemsize > 1: item = item.astype(np.result_type(item, np.int8))
     if item.ndim == 3 and item.shape[-1] in (1, 3, 4) and item.shape[0] not in (1, 3): item = item.transpose(2, 0, 1)
     return item[None] if item.ndim == 2 else item
 
@@ -89,12 +92,28 @@ def free_memory() -> int: # bytes
     try: return os.sysconf('SC_AVPHYS_PAGES')*os.sysconf('SC_PAGE_SIZE')
     except (AttributeError, ValueError, OSError): return 4*10**9
 
+# %% ../nbs/04_data.ipynb #dae585f0
+def _one_scale(dtype, other, what, others):
+    "Raise ValueError where one is bytes, and the other fractions or yes and no."
+    if np.uint8 in (dtype, other) and {dtype.kind, other.kind} & {'b', 'f'}: raise ValueError(
+        f'{what} {dtype} numbers, {others} {other}: bytes go from 0 to 255, fractions mostly from 0 to 1, so give all '
+        'as bytes or all as fractions (bytes/255; images of 16 or 32 bits are fractions)')
+
+def _widened(x, n, dtype, what, others):
+    "An array that takes `dtype` too, with the first `n` examples of `x`."
+    _one_scale(dtype, x.dtype, what, others)
+    wider = np.result_type(dtype, x.dtype)
+    if wider == x.dtype: return x
+    new = room(x.shape, wider)
+    new[:n] = x[:n]
+    return new
+
 # %% ../nbs/04_data.ipynb #df023073
 def stack_examples(pairs:Sequence, # of (example, class): PIL images, arrays, tensors; or dicts, as Hugging Face has
                    size:int|None=None, # images are cut to squares of so many pixels; None: as they are
                    what:str='the data', # for messages
                   ) -> tuple[torch.Tensor, list]: # examples, classes; ValueError where they differ in shape
-    "Examples as one array."
+    "Examples as one array, with the narrowest numbers that hold all."
     if not len(pairs): raise ValueError(f'{what}: there are no examples')
     x, labels = None, []
     for i in range(len(pairs)):
@@ -104,14 +123,15 @@ def stack_examples(pairs:Sequence, # of (example, class): PIL images, arrays, te
             found = f'of the kind {item.dtype}' if item.ndim else 'a single value'
             raise ValueError(f'{what}: example {i} is {found}: numbers along at least one dimension are wanted, '
                              'of text those of its tokens')
-        if x is None: x = room((len(pairs), *item.shape), item.dtype)
+        if x is None: x = room((len(pairs), *item.shape), np.result_type(item.dtype))
+        x = _widened(x, i, item.dtype, f'{what}: example {i} has', 'those before it')
         if item.shape != x.shape[1:]: raise ValueError(
             f'{what}: example {i} has the shape {item.shape}, those before it {x.shape[1:]}; ' + (
                 'pad or cut all to one length' if item.ndim == 1 else
                 'give a size (of images, in pixels) to which all are cut'))
         x[i] = item
         labels.append(_class_of(label, f'{what}: example {i}'))
-    return as_bytes(torch.from_numpy(x)), labels
+    return torch.from_numpy(x), labels
 
 def _class_of(label, what):
     "A class, as a plain value."
@@ -135,15 +155,18 @@ def _pair(item):
                                "example and its class")
     return item[x[0]], item[label]
 
-def as_bytes(x:torch.Tensor # any numbers
-            ) -> torch.Tensor: # uint8, where all are whole 255ths from 0 to 1; else float32, uint8 or, of tokens, int64
-    "Fractions as bytes, where nothing is lost."
-    if x.dtype == torch.uint8: return x
-    if x.dtype in (torch.int16, torch.int32, torch.int64) and x.ndim == 2: return x.long()
-    x = x.float()
-    whole = (x*255).round()
-    exact = bool(((x >= 0) & (x <= 1)).all()) and torch.allclose(whole, x*255, atol=1e-3, rtol=0)
-    return whole.to(torch.uint8) if exact else x
+def as_bytes(*splits # tensors of any numbers
+            ) -> list[torch.Tensor]: # uint8, where all are bytes or whole 255ths; of tokens int64; else float32
+    "Fractions as bytes, where nothing is lost in any split."
+    if all(x.dtype == torch.uint8 for x in splits): return list(splits)
+    if all(x.ndim == 2 and not x.is_floating_point() and x.dtype != torch.bool for x in splits):
+        return [x.long() for x in splits]
+    splits = [x.float() for x in splits]
+    return [(x*255).round().to(torch.uint8) for x in splits] if all(map(_is_255ths, splits)) else splits
+
+def _is_255ths(x):
+    "Whether all numbers are whole 255ths from 0 to 1."
+    return bool(((x >= 0) & (x <= 1)).all()) and torch.allclose((x*255).round(), x*255, atol=1e-3, rtol=0)
 
 # %% ../nbs/04_data.ipynb #73c50a7f
 def _known_classes(dataset):
@@ -167,7 +190,8 @@ def _make(train, test, classes, name):
     (x, label), (test_x, test_label) = train, test
     if x.shape[1:] != test_x.shape[1:]: raise ValueError(
         f'{name}: training examples have the shape {tuple(x.shape[1:])}, test examples {tuple(test_x.shape[1:])}')
-    if x.dtype != test_x.dtype: x, test_x = x.float(), test_x.float()
+    _one_scale(test_x.numpy().dtype, x.numpy().dtype, f'{name}: test examples have', 'training examples')
+    x, test_x = as_bytes(x, test_x)
     classes = classes or sorted(set(label))
     arrays = Arrays(x, _numbered(label, classes, name)), Arrays(test_x, _numbered(test_label, classes, name))
     augments = {'paper': (0, True), 'code': (4, True)} if x.ndim == 4 and min(x.shape[2:]) > 28 else no_augments

@@ -359,3 +359,50 @@ def test_examples_that_do_not_fit_are_mapped_from_disk(monkeypatch):
     monkeypatch.setattr(D, 'free_memory', lambda: 1000)
     with pytest.warns(UserWarning, match='read from disk, batch by batch'): mapped = D.Data.from_dataset(pictures(15))
     assert mapped.fingerprint == there.fingerprint
+
+def made(train, test=None, **kwargs): return D.Data.from_dataset([(x, i % 2) for i,x in enumerate(train)], test and [(x, i % 2) for i,x in enumerate(test)], **kwargs)
+def grey(*numbers): return [torch.full((1, 2, 2), float(n)) for n in numbers]
+
+@pytest.mark.parametrize('train, test', [((0, 1), (0, .3)), ((.3, .7), (0, 1)), ((0, .2), (.2, .21)), ((0, 1), (0, 7))])
+def test_both_splits_are_on_one_scale(train, test):
+    "Exact fractions are bytes only where those of the other split are, too."
+    data = made(grey(*train), grey(*test))
+    assert data.train.x.dtype == data.test.x.dtype == torch.float32
+    assert data.train.x[:, 0, 0, 0].tolist() == torch.tensor(train).tolist() and data.test.x[:, 0, 0, 0].tolist() == torch.tensor(test).tolist()
+    both = made(grey(0, 1), grey(.2, 1))
+    assert both.train.x.dtype == torch.uint8 and both.test.x.unique().tolist() == [51, 255]
+
+def test_bytes_and_fractions_are_not_mixed():
+    "On which scale they are together is not known."
+    exact, zeros = grey(0, 1), [torch.zeros(1, 2, 2, dtype=t) for t in (torch.uint8, torch.bool)]
+    for train, test in (zeros[:1]*2, exact), (exact, zeros[:1]*2), (zeros[:1]*2, zeros[1:]*2):
+        with pytest.raises(ValueError, match='own: test examples have .* numbers, training examples .* all as bytes or all as fractions'): made(train, test)
+    with pytest.raises(ValueError, match='own, training: example 1 has float32 numbers, those before it uint8'): made([zeros[0], *exact], exact)
+
+def test_the_first_example_does_not_decide_for_all():
+    rows = [[1, 2], [3, 4], [.5, 2.5], [5, 6]]
+    assert made(rows, rows).train.x.tolist() == rows and not made(rows, rows).is_tokens
+    images = [np.full((1, 2, 2), n, t) for n,t in ((200, np.uint8), (300, np.int16), (-1, np.int64), (2**31, np.uint32))]
+    assert made(images, images).train.x[:, 0, 0, 0].tolist() == [200, 300, -1, 2**31]
+    for kind in (np.uint16, np.int8, np.uint32, '>i4'):
+        tokens = made([np.array([1, 2, 3], kind)]*2, [torch.tensor([1, 2, 40000])]*2)
+        assert tokens.is_tokens and tokens.test.x.dtype == torch.int64 and tokens.test.x[0, 2] == 40000
+    assert made([np.array([.1, .2], '>f4')]*2, [[.1, .2]]*2).train.x.dtype == torch.float32
+
+def test_images_of_more_than_eight_bits(tmp_path):
+    "What an image of bytes has becomes the same, whatever its depth; between bytes they are fractions."
+    bytes_ = rng.integers(0, 256, (4, 6, 6), np.uint8)
+    plain = made([Image.fromarray(b) for b in bytes_], [Image.fromarray(bytes_[0])]*2)
+    wide = bytes_.astype(np.uint16)*257
+    for c in 'ab': (tmp_path/c).mkdir()
+    for mode, images in (('I;16', [Image.fromarray(w) for w in wide]), ('I', [Image.fromarray(w.astype(np.int32)) for w in wide]),
+                         ('I;16B', [Image.frombytes('I;16B', (6, 6), w.astype('>u2').tobytes()) for w in wide]),
+                         ('F', [Image.fromarray(b.astype(np.float32)/255) for b in bytes_])):
+        assert images[0].mode == mode and made(images, images[:1]*2).fingerprint == plain.fingerprint
+    deep = [Image.fromarray(rng.integers(0, 2**16, (6, 6), np.uint16)) for _ in range(10)]
+    for i,image in enumerate(deep): image.save(tmp_path/'ab'[i % 2]/f'{i}.png')
+    data = D.Data.from_folder(tmp_path)
+    assert data.input_size == (1, 6, 6) and data.train.x.unique().numel() > 200 and 0 <= data.train.x.min() < .1 < .9 < data.train.x.max() <= 1
+    assert D.Data.from_folder(tmp_path, size=3).input_size == (1, 3, 3)
+    Image.fromarray(bytes_[0]).save(tmp_path/'b'/'last.png')
+    with pytest.raises(ValueError, match='example 10 has uint8 numbers, those before it float32.*images of 16 or 32 bits are fractions'): D.Data.from_folder(tmp_path)
