@@ -100,7 +100,9 @@ class _LayerMasks:
     def hold(self, held, params):
         "Guard all of this layer's weights, or none."
         self.held = held
-        if held: _held[id(self)] = self
+        if held:
+            _install()
+            _held[id(self)] = self
         else: _held.pop(id(self), None)
         for name, mask in self.masks.items(): self.set(name, mask, params.get(name))
 
@@ -339,7 +341,6 @@ def keep(self: Masks,
     inside = unwrapped(model) if isinstance(model, nn.Module) else model
     if optimizer is not None: _check_optimizer(optimizer)
     self.apply(model)
-    _install()
     for module in dict.fromkeys(owner(inside, name)[0] for name in self.check(model)):
         _layer(module).hold(True, module._parameters)
     if optimizer is not None: _adopt(optimizer, inside)

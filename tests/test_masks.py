@@ -173,6 +173,23 @@ def test_deepcopy_trains_by_its_own_optimizer():
         assert not torch.equal(twin[0].weight, model[0].weight)
     assert_zero(model, masks)
 
+def test_a_pickle_read_by_another_process_is_held(tmp_path):
+    "Momentum from before, and a weight that is replaced, are seen where nothing was kept before."
+    model = small_net()
+    random_masks(model).keep(model)
+    torch.save(model, tmp_path/'model')
+    code = """import sys, torch
+model = torch.load(sys.argv[1], weights_only=False)
+model[4].weight = torch.nn.Parameter(torch.ones(4, 54))
+opt = torch.optim.SGD(model.parameters(), .1, momentum=.9)
+for p in model.parameters(): opt.state[p]['momentum_buffer'] = torch.ones_like(p)
+model(torch.ones(8, 2, 5, 5)).square().mean().backward()
+opt.step()
+from phew_nb.masks import Masks
+print([int((model.get_parameter(name)[~mask] != 0).sum()) for name, mask in Masks.of(model).items()])"""
+    run = subprocess.run([sys.executable, '-c', code, tmp_path/'model'], capture_output=True, text=True)
+    assert run.stdout.strip() == '[0, 0]', run.stderr[-2000:]
+
 def test_a_part_of_the_model_and_a_model_around_it():
     model = small_net()
     masks = random_masks(model).keep(model)
