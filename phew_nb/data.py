@@ -12,10 +12,11 @@ __all__ = ['datasets', 'rotate_shear', 'transform_images', 'transformation', 'ro
 # %% ../nbs/04_data.ipynb #d9c5a48e
 import inspect, math, os, tempfile, warnings, numpy as np, torch, torch.nn.functional as F
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from .models import as_generator, is_reference, load_object, look_up, made_by
 from .arrays import Arrays, Data, Source, channel_stats, checksum, class_names, data_folder, decode, digits
@@ -119,10 +120,7 @@ def stack_examples(pairs:Sequence, # of (example, class): PIL images, arrays, te
     for i in range(len(pairs)):
         item, label = _pair(pairs[i])
         item = _pixels(item, size)
-        if not item.ndim or item.dtype.kind not in 'buif':
-            found = f'of the kind {item.dtype}' if item.ndim else 'a single value'
-            raise ValueError(f'{what}: example {i} is {found}: numbers along at least one dimension are wanted, '
-                             'of text those of its tokens')
+        _check_numbers(item, f'{what}: example {i}')
         if x is None: x = room((len(pairs), *item.shape), np.result_type(item.dtype))
         x = _widened(x, i, item.dtype, f'{what}: example {i} has', 'those before it')
         if item.shape != x.shape[1:]: raise ValueError(
@@ -133,21 +131,36 @@ def stack_examples(pairs:Sequence, # of (example, class): PIL images, arrays, te
         labels.append(_class_of(label, f'{what}: example {i}'))
     return torch.from_numpy(x), labels
 
+def _check_numbers(item, what):
+    "Raise ValueError where an example is not finite numbers along dimensions."
+    if not item.size or not item.ndim or item.dtype.kind not in 'buif':
+        found = 'empty' if not item.size else f'of the kind {item.dtype}' if item.ndim else 'a single value'
+        raise ValueError(f'{what} is {found}: numbers along at least one dimension are wanted, '
+                         'of text those of its tokens')
+    if item.dtype.kind == 'f' and not np.isfinite(item).all(): raise ValueError(
+        f'{what} has numbers that are not finite (nan or inf): put others in their place, or leave it out')
+
+_other_tasks = ('For other tasks: images as targets are the `target` of `Arrays` in a `Data`; else masks by '
+                'phew_prune, or phew(model, density, ...), and a training loop of your own')
+
 def _class_of(label, what):
     "A class, as a plain value."
     n = label.numel() if isinstance(label, torch.Tensor) else np.size(label)
     if label is None: raise ValueError(f'{what} has no class')
-    if n != 1: raise ValueError(f'{what} has {n} targets, and a class is one number or one word. For other tasks: '
-                                'masks by phew_prune, or phew(model, density, ...), and a training loop of your own')
-    return label.item() if hasattr(label, 'item') else label
+    if n != 1: raise ValueError(f'{what} has {n} targets, and a class is one number or one word. {_other_tasks}')
+    if isinstance(label, (list, tuple)): label = label[0]
+    label = label.item() if hasattr(label, 'item') else label
+    if (label == label) is True and isinstance(label, Hashable): return label # (nan and NA are not equal to themselves)
+    raise ValueError(f'{what} has no class, but {label!r}: leave it out')
 
 # %% ../nbs/04_data.ipynb #7c464ee6
+_labels = 'label', 'labels', 'fine_label', 'class', 'y'
 _inputs = 'image', 'img', 'images', 'pixel_values', 'input_ids', 'x', 'input', 'inputs', 'audio'
 
 def _pair(item):
     "An example and its class."
     if not isinstance(item, Mapping): return item[0], item[1]
-    label = next((k for k in ('label', 'labels', 'fine_label', 'class', 'y') if k in item), None)
+    label = next((k for k in _labels if k in item), None)
     if label is None: raise ValueError(f"an example has no label, but {', '.join(item)}")
     others = [k for k in item if k != label]
     x = others[:1] if len(others) == 1 else [k for k in _inputs if k in item][:1]
@@ -169,60 +182,119 @@ def _is_255ths(x):
     return bool(((x >= 0) & (x <= 1)).all()) and torch.allclose((x*255).round(), x*255, atol=1e-3, rtol=0)
 
 # %% ../nbs/04_data.ipynb #73c50a7f
-def _known_classes(dataset):
-    "The names of the classes, in the order of their numbers, where a dataset has them; else None."
-    for feature in getattr(dataset, 'features', None) or {}:
-        if names := getattr(dataset.features[feature], 'names', None): return list(names)
-    names = getattr(dataset, 'classes', None) or getattr(dataset, 'vocab', None)
-    return None if names is None else list(names)
+def _named(classes):
+    "(name, number) of classes in the order of their numbers, from names or a dictionary; None of anything else."
+    if isinstance(classes, Mapping): # from names to numbers, or from numbers to names
+        pairs = list(classes.items())
+        if not all(isinstance(number, Integral) for _,number in pairs): pairs = [(name, n) for n,name in pairs]
+        return sorted(pairs, key=lambda p: p[1]) if all(isinstance(n, Integral) for _,n in pairs) else None
+    if hasattr(classes, 'tolist'): classes = classes.tolist()
+    if isinstance(classes, str) or not isinstance(classes, Sequence): return None
+    return [(c, i) for i,c in enumerate(classes)] if all(isinstance(c, Hashable) for c in classes) else None
 
-def _numbered(labels, classes, what):
+def _places(labels, named):
+    "The place of each class by its name or by its number: as most labels are."
+    return max(({pair[k]: i for i,pair in enumerate(named)} for k in (0, 1)), key=lambda p: sum(c in p for c in labels))
+
+def _feature_names(dataset):
+    "The names of the classes in the features of Hugging Face's datasets; None where there are none."
+    features = getattr(dataset, 'features', None)
+    if not isinstance(features, Mapping): return None
+    return getattr(next((features[k] for k in _labels if k in features), None), 'names', None)
+
+# %% ../nbs/04_data.ipynb #a8f2f03e
+def _sorted_classes(labels, name):
+    "The labels in order; ValueError where they are no classes."
+    values = set(labels)
+    try: classes = sorted(values)
+    except TypeError: raise ValueError(f'{name}: the classes are of several kinds ('
+        f'{", ".join(sorted({type(v).__name__ for v in values}))}): give all as words, or all as numbers') from None
+    if len(classes) == 1: raise ValueError(
+        f'{name}: all training examples are of class {classes[0]!r}; a network learns to tell two or more apart')
+    fractions = [c for c in classes if isinstance(c, float) and not c.is_integer()]
+    if len(fractions) > len(labels)/5: raise ValueError(f'{name}: {len(labels)} training examples have {len(classes)} '
+        f'different targets, as {fractions[0]:g}, and a run classifies. {_other_tasks}')
+    return classes
+
+def _find_classes(labels, classes, dataset, name):
+    "Names of the classes, and the place of each by its label: as given, as the dataset has them, or in order."
+    values = _sorted_classes(labels, name)
+    given = _feature_names(dataset) if classes is None else classes
+    named = _named(getattr(dataset, 'classes', None) if given is None else given)
+    if given is not None and not named: raise TypeError(
+        f'{name}: classes are names in the order of their numbers, or a dictionary {{name: number}}; got {given!r}')
+    places = _places(values, named or [])
+    if given is None and not places.keys() >= set(values):
+        named, places = [(c, c) for c in values], {c: i for i,c in enumerate(values)}
+    return [str(c) for c,_ in named], places
+
+# %% ../nbs/04_data.ipynb #490ec0b7
+def _list(names):
+    "Some names, the first nine of many."
+    return ', '.join(map(repr, [*names][:9])) + ', ...'*(len(names) > 9)
+
+def _numbered(labels, places, what):
     "Numbers of the classes of examples; ValueError for one that is unknown."
-    number = {c: i for i,c in enumerate(classes)}
-    if not isinstance(classes[0], (int, float)): number |= {i: i for i in range(len(classes))}
-    if odd := [label for label in labels if label not in number]: raise ValueError(
-        f'{what}: an example is of class {odd[0]!r}, which the training examples do not have')
-    return torch.tensor([number[label] for label in labels])
+    for i,label in enumerate(labels):
+        if label not in places: raise ValueError(f'{what}: example {i} is of class {label!r}, and the classes are '
+                                                 f'{_list(places)}. {_other_tasks if isinstance(label, float) else ""}')
+    return torch.tensor([places[label] for label in labels])
 
 # %% ../nbs/04_data.ipynb #8e8c026d
 def _make(train, test, classes, name):
-    "A `Data` of (array, labels) for training and test."
-    (x, label), (test_x, test_label) = train, test
+    "A `Data` of `Arrays` for training and test."
+    x, test_x = train.x, test.x
     if x.shape[1:] != test_x.shape[1:]: raise ValueError(
         f'{name}: training examples have the shape {tuple(x.shape[1:])}, test examples {tuple(test_x.shape[1:])}')
     _one_scale(test_x.numpy().dtype, x.numpy().dtype, f'{name}: test examples have', 'training examples')
     x, test_x = as_bytes(x, test_x)
-    classes = classes or sorted(set(label))
-    arrays = Arrays(x, _numbered(label, classes, name)), Arrays(test_x, _numbered(test_label, classes, name))
     augments = {'paper': (0, True), 'code': (4, True)} if x.ndim == 4 and min(x.shape[2:]) > 28 else no_augments
-    return Data(name, *arrays, [str(c) for c in classes], *channel_stats(x), augments=augments)
+    train, test = replace(train, x=x), replace(test, x=test_x)
+    return Data(name, train, test, classes, *channel_stats(x), augments=augments)
 
 @patch(cls_method=True)
 def from_dataset(cls:Data,
                  train:Sequence, # pairs of an example and its class
-                 test:Sequence|None=None, # likewise; None: every fifth of each class is taken from `train`
+                 test:Sequence|None=None, # likewise; None: every fifth of each class is taken from `train`, or its last
                  size:int|None=None, # images are cut to squares of so many pixels; None: as they are
-                 classes:Sequence|None=None, # names, in the order of their numbers; None: as the dataset has them
+                 classes:Sequence|Mapping|None=None, # names in order, or {name: number}; None: as the dataset has them
                  name:str='own', # in records and figures
                 ) -> Data: # ValueError, TypeError: what is wrong with which example
     "A data set of anything that has a length and gives examples with their classes."
-    classes = classes or _known_classes(train)
-    pairs = stack_examples(train, size, f'{name}, training')
-    if test is None: return _make(*_every_fifth(*pairs), classes, name)
-    return _make(pairs, stack_examples(test, size, f'{name}, test'), classes, name)
+    x, labels = stack_examples(train, size, f'{name}, training')
+    classes, places = _find_classes(labels, classes, train, name)
+    arrays = Arrays(x, _numbered(labels, places, f'{name}, training'))
+    if test is None: return _make(*_every_fifth(arrays, classes, name), classes, name)
+    x, labels = stack_examples(test, size, f'{name}, test')
+    return _make(arrays, Arrays(x, _numbered(labels, places, f'{name}, test')), classes, name)
 
 # %% ../nbs/04_data.ipynb #7dbfc73e
-def _every_fifth(x, labels):
-    "Training and test examples: every fifth of each class is one to test."
-    seen, nth = Counter(), []
-    for label in labels: seen[label] += 1; nth.append(seen[label])
-    pick = lambda keep: [i for i,n in enumerate(nth) if keep(n)]
-    parts = pick(lambda n: n % 5), pick(lambda n: n % 5 == 0)
-    if not parts[1]: raise ValueError('there are fewer than five examples of each class: give a test set')
-    return [(x[torch.tensor(i)], [labels[k] for k in i]) for i in parts]
+def _every_fifth(arrays, classes, name):
+    "Training and test examples: every fifth of each class is one to test; of two to four examples the last."
+    labels, seen, parts = arrays.label.tolist(), Counter(), ([], [])
+    n = Counter(labels)
+    for i,label in enumerate(labels):
+        seen[label] += 1
+        parts[seen[label] % 5 == 0 or 1 < seen[label] == n[label] < 5].append(i)
+    if not parts[1]: raise ValueError(f'{name}: there is one example of each class: give a test set')
+    if single := [classes[c] for c,k in n.items() if k == 1]: warnings.warn(
+        f'{name}: there is one example, for training, and none to test of each of the classes {_list(single)}')
+    return [arrays[torch.tensor(i)] for i in parts]
 
 # %% ../nbs/04_data.ipynb #802ca562
 _suffixes = {'.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.tif', '.tiff', '.ppm', '.pgm'}
+
+_training, _testing = ('train', 'training'), ('test', 'testing', 'validation', 'valid', 'val')
+
+def _splits(names, what):
+    "Which names are those of the training and the test split, None where none is; what is left out is told."
+    train, test = ([n for split in splits for n in names if n.lower() == split] for splits in (_training, _testing))
+    if not train and not test: return None, None
+    if len(train) != 1: raise ValueError(f"{what} has {_list(train or test)}, and of 'train' one is wanted; a class of "
+                                         "such a name has to be called otherwise")
+    if others := [n for n in names if n not in train + test[:1]]: warnings.warn(
+        f'{what}: {_list(train + test[:1])} are taken, {_list(others)} left out')
+    return train[0], test[0] if test else None
 
 def _labelled(folder):
     "The (path, class) of all images below the folders of the classes, sorted; other files are told."
@@ -230,6 +302,10 @@ def _labelled(folder):
     images = [(path, f.parts[0]) for path,f in files if f.suffix.lower() in _suffixes and len(f.parts) > 1]
     if other := len(files) - len(images): warnings.warn(f'{folder}: {other} files are no images of a class: left out')
     if not images: raise ValueError(f'{folder}: there are no images in folders, one for each class')
+    odd = [f.parts for _,f in files if len(f.parts) > 2 and f.parts[1].lower() in _training + _testing]
+    if odd: raise ValueError(
+        f'{folder}: {odd[0][0]!r} is no class, since it holds {odd[0][1]!r}: the folder of a data set holds train and '
+        'test, each of these the classes')
     return images
 
 class _Files:
@@ -249,25 +325,29 @@ def from_folder(cls:Data,
                 size:int|None=None, # images are cut to squares of so many pixels; None: all have one size
                 name:str|None=None, # in records and figures; None: the path
                ) -> Data: # ValueError, FileNotFoundError: what is missing, or which file is damaged
-    "A data set of a folder of images: in `train` and `test` (or `valid`, `val`) with a folder a class, or these alone."
+    "A data set of a folder of images: in `train` and `test` (or `valid`) with a folder a class, or these alone."
     path = Path(path)
     if not path.is_dir(): raise FileNotFoundError(f'there is no folder {str(path)!r}')
-    tests = [path/t for t in ('test', 'valid', 'val') if (path/t).is_dir()]
-    if (path/'train').is_dir() and not tests: raise ValueError(f"{path} has a folder 'train', and no 'test' or 'valid'")
-    whole = not (path/'train').is_dir()
-    train = _Files(_labelled(path if whole else path/'train'))
-    return Data.from_dataset(train, None if whole else _Files(_labelled(tests[0])), size, name=name or str(path))
+    train, test = _splits(sorted(f.name for f in path.iterdir() if f.is_dir() and f.name[0] != '.'), str(path))
+    if train and not test: raise ValueError(f"{path} has a folder {train!r}, and no 'test' or 'valid'")
+    images, tests = _Files(_labelled(path/(train or ''))), test and _Files(_labelled(path/test))
+    return Data.from_dataset(images, tests, size, name=name or str(path))
 
 # %% ../nbs/04_data.ipynb #67de7821
-def _as_pairs(split):
+def _as_pairs(split, what):
     "Pairs of example and class, from a dataset or from a pair of arrays."
-    arrays = isinstance(split, (tuple, list)) and len(split) == 2 and all(hasattr(a, 'shape') for a in split)
-    return list(zip(*split)) if arrays else split
+    pair = isinstance(split, (tuple, list)) and len(split) == 2
+    if not pair or not any(hasattr(a, 'shape') for a in split): return split
+    x, y = (a.to_numpy() if hasattr(a, 'to_numpy') else a for a in split)
+    if len(x) != len(y): raise ValueError(f'{what}: there are {len(x)} examples and {len(y)} classes')
+    return list(zip(x, y))
 
 def _from_loaders(dls, name, size):
     "A data set of fastai `DataLoaders`: each item as the loader of the validation set makes it, before it is a batch."
     items = lambda ds: [dls.valid.after_item(ds[i]) for i in range(len(ds))]
-    return Data.from_dataset(items(dls.train_ds), items(dls.valid_ds), size, getattr(dls, 'vocab', None), name)
+    vocab = list(getattr(dls, 'vocab', None) or [])
+    if vocab and isinstance(vocab[0], Sequence) and not isinstance(vocab[0], str): vocab = list(vocab[-1]) # after words
+    return Data.from_dataset(items(dls.train_ds), items(dls.valid_ds), size, vocab or None, name)
 
 def as_data(found, # a `Data`, (training, test), a dictionary with `train` and `test`, or fastai `DataLoaders`
             name:str='own', # in records and figures
@@ -276,14 +356,14 @@ def as_data(found, # a `Data`, (training, test), a dictionary with `train` and `
     "A data set of what a user has."
     if isinstance(found, Data): return replace(found, name=name)
     if hasattr(found, 'train_ds'): return _from_loaders(found, name, size)
-    if isinstance(found, Mapping) and 'train' in found:
-        found = found['train'], next((found[k] for k in ('test', 'validation', 'valid') if k in found), None)
+    if isinstance(found, Mapping):
+        train, test = _splits([k for k in found if isinstance(k, str)], name)
+        if train: found = found[train], test and found[test]
     if not isinstance(found, (tuple, list)) or len(found) != 2: raise TypeError(
         f"{name} gives a {type(found).__name__}; it takes a Data, (train, test), a dictionary with 'train' and 'test', "
         "or fastai DataLoaders")
-    train, test = found
-    return Data.from_dataset(_as_pairs(train), None if test is None else _as_pairs(test), size,
-                             _known_classes(train), name)
+    train, test = (_as_pairs(split, f'{name}, {what}') for split,what in zip(found, ('training', 'test')))
+    return Data.from_dataset(train, test, size, name=name)
 
 # %% ../nbs/04_data.ipynb #ae9efa6a
 @dataclass(frozen=True)

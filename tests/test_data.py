@@ -406,3 +406,104 @@ def test_images_of_more_than_eight_bits(tmp_path):
     assert D.Data.from_folder(tmp_path, size=3).input_size == (1, 3, 3)
     Image.fromarray(bytes_[0]).save(tmp_path/'b'/'last.png')
     with pytest.raises(ValueError, match='example 10 has uint8 numbers, those before it float32.*images of 16 or 32 bits are fractions'): D.Data.from_folder(tmp_path)
+
+def labelled(*labels, **attributes):
+    "A dataset of rows with these labels, and with attributes."
+    class Rows(list): pass
+    rows = Rows((torch.tensor([float(i), 1.]), label) for i,label in enumerate(labels))
+    vars(rows).update(attributes)
+    return rows
+
+class Feature:
+    def __init__(self, names=None): self.names = names
+
+@pytest.mark.parametrize('attributes, names', [
+    (dict(features={'speaker': Feature(['x', 'y', 'z']), 'label': Feature(['cat', 'dog', 'cow'])}), ['cat', 'dog', 'cow']),
+    (dict(features={'speaker': Feature(['x', 'y', 'z']), 'label': Feature()}), ['0', '1', '2']),
+    (dict(features=torch.rand(3, 2)), ['0', '1', '2']), (dict(features=['width', 'height']), ['0', '1', '2']), (dict(features=5), ['0', '1', '2']),
+    (dict(vocab=['the', 'a', 'of', 'word']), ['0', '1', '2']), (dict(classes=3), ['0', '1', '2']), (dict(classes='cat'), ['0', '1', '2']),
+    (dict(classes=np.array(['cat', 'dog', 'cow'])), ['cat', 'dog', 'cow']), (dict(classes={'dog': 1, 'cow': 2, 'cat': 0}), ['cat', 'dog', 'cow']),
+    (dict(classes={1: 'dog', 2: 'cow', 0: 'cat'}), ['cat', 'dog', 'cow']), (dict(classes=['cat', 'dog']), ['0', '1', '2']),
+    (dict(classes=torch.arange(3)), ['0', '1', '2']), (dict(classes=[['a'], ['b'], ['c']]), ['0', '1', '2']),
+    (dict(classes=[]), ['0', '1', '2']), (dict(classes=None, features=None), ['0', '1', '2']),
+])
+def test_the_names_of_classes_are_those_that_fit(attributes, names):
+    data = D.as_data((labelled(*[0, 1, 2]*5, **attributes), labelled(2, 0)))
+    assert data.classes == names and data.train.label.tolist() == [0, 1, 2]*5 and data.test.label.tolist() == [2, 0]
+
+def test_names_that_belong_to_numbers():
+    rows, numbers = labelled(*[7, 3]*5), {'dog': 7, 'cat': 3}
+    for classes in numbers, {v: k for k,v in numbers.items()}:
+        data = D.Data.from_dataset(rows, classes=classes)
+        assert data.classes == ['cat', 'dog'] and data.train.label.tolist() == [1, 0]*4
+    for classes in 3, 'cat', [], {'cat': 'dog'}:
+        with pytest.raises(TypeError, match='own: classes are names in the order of their numbers, or a dictionary .name: number.; got'): D.Data.from_dataset(rows, classes=classes)
+    with pytest.raises(ValueError, match="own, training: example 0 is of class 7, and the classes are"): D.Data.from_dataset(rows, classes=['cat', 'dog'])
+    unlabelled = labelled(*[0, 1]*5, -1, features={'label': Feature(['cat', 'dog'])})
+    with pytest.raises(ValueError, match='own, training: example 10 is of class -1'): D.Data.from_dataset(unlabelled)
+
+def test_the_words_of_a_text_are_no_classes():
+    from types import SimpleNamespace
+    items, same = [(torch.arange(4), 0), (torch.arange(4), 1)]*3, SimpleNamespace(after_item=lambda item: item)
+    dls = SimpleNamespace(train_ds=items, valid_ds=items, valid=same, vocab=[['the', 'a', 'of'], ['bad', 'good']])
+    assert D.as_data(dls).classes == ['bad', 'good']
+    dls.vocab = None
+    assert D.as_data(dls).classes == ['0', '1']
+
+@pytest.mark.parametrize('labels, said', [
+    ([0, 1, float('nan')], 'own, training: example 2 has no class, but nan: leave it out'), ([0, 1, {}], 'example 2 has no class, but {}'),
+    ([1]*6, 'all training examples are of class 1; a network learns to tell two or more apart'),
+    (['a', 1]*5, r'the classes are of several kinds \(int, str\): give all as words, or all as numbers'),
+    ([i/7 for i in range(20)], '20 training examples have 20 different targets, as 0.14.*, and a run classifies. For other tasks: images as targets'),
+    (['a', 'b', 'c'], 'own: there is one example of each class: give a test set')])
+def test_labels_that_are_no_classes(labels, said):
+    with pytest.raises(ValueError, match=said): D.Data.from_dataset(labelled(*labels))
+
+def test_targets_that_training_lacks():
+    with pytest.raises(ValueError, match='own, test: example 1 is of class 4.81, and the classes are 0.5, 1.5. For other tasks'):
+        D.Data.from_dataset(labelled(*[.5, 1.5]*6), labelled(.5, 4.81))
+
+def test_arrays_whose_lengths_differ():
+    x, y = np.zeros((4, 3), np.float32), np.array([0, 1, 0])
+    with pytest.raises(ValueError, match='own, test: there are 4 examples and 3 classes'): D.as_data(((x[:3], y), (x, y)))
+    with pytest.raises(ValueError, match='own, training: there are 4 examples and 3 classes'): D.as_data(((x, [0, 1, 0]), None))
+
+@pytest.mark.parametrize('number', [float('nan'), float('inf')])
+def test_inputs_that_are_not_finite(number):
+    with pytest.raises(ValueError, match='own, test: example 1 has numbers that are not finite'): made(grey(1, 2), grey(1, number))
+
+def test_small_classes_have_a_test_example():
+    labels = [0]*10 + [1]*5 + [2]*4 + [3]*2 + [4]
+    with pytest.warns(UserWarning, match="own: there is one example, for training, and none to test of each of the classes '4'"):
+        data = D.Data.from_dataset(labelled(*labels))
+    assert torch.bincount(data.test.label).tolist() == [2, 1, 1, 1] and torch.bincount(data.train.label).tolist() == [8, 4, 3, 1, 1]
+
+def test_empty_examples():
+    with pytest.raises(ValueError, match='example 0 is empty'): D.Data.from_dataset([([], 0)])
+
+def folders(path, *names):
+    for name in names:
+        for i,c in enumerate('ab'*2): save(path/name/c/f'{i}.png', (1, 4, 4))
+
+@pytest.mark.parametrize('train, test', [('training', 'testing'), ('Train', 'Test'), ('train', 'validation'), ('TRAIN', 'Val'), ('train', 'valid')])
+def test_folders_of_splits(tmp_path, train, test):
+    folders(tmp_path, train, test)
+    data = D.Data.from_folder(tmp_path)
+    assert data.classes == ['a', 'b'] and (len(data.train), len(data.test)) == (4, 4)
+
+def test_which_split_is_taken(tmp_path):
+    folders(tmp_path, 'train', 'valid', 'test', 'more')
+    save(tmp_path/'test'/'a'/'9.png', (1, 4, 4))
+    with pytest.warns(UserWarning, match="'train', 'test' are taken, 'more', 'valid' left out"): assert len(D.Data.from_folder(tmp_path).test) == 5
+    rows = labelled(*[0, 1]*5)
+    with pytest.warns(UserWarning, match="own: 'Train', 'test' are taken, 'validation' left out"):
+        assert len(D.as_data(dict(validation=rows[:2], Train=rows, test=rows[:4])).test) == 4
+    assert len(D.as_data(dict(train=rows)).test) == 2
+
+@pytest.mark.parametrize('names, said', [
+    (('test', 'valid'), "has 'test', 'valid', and of 'train' one is wanted"), (('a', 'b', 'test'), "has 'test', and of 'train' one is wanted"),
+    (('train', 'training', 'test'), "has 'train', 'training', and of 'train' one is wanted"), (('Train', 'b'), "has a folder 'Train', and no 'test' or 'valid'"),
+    (('all/training', 'all/testing'), "'all' is no class, since it holds 'test"), (('a/train', 'a/test', 'b/train', 'b/test'), "'a' is no class, since it holds 'test'")])
+def test_splits_are_not_read_as_classes(tmp_path, names, said):
+    folders(tmp_path, *names)
+    with pytest.raises(ValueError, match=said): D.Data.from_folder(tmp_path)
