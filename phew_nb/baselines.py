@@ -19,9 +19,9 @@ from .linearised import Replay, linearised
 from .masks import Masks, n_kept, unwrapped
 from .models import draw_weights
 from .operations import Fixed, is_pointwise, plain_name, signals_in, tensors_in
-from .scores import (apportion, batch_parts, check_some, count_left, data_batches, gradients, graph_of_data,
-                            highest, iter_snip, own_stream, pruning_task, saying, scoring, snip_scores, steps_down,
-                            top_k, warned)
+from .scores import (apportion, batch_parts, check_real, check_some, count_left, data_batches, gradients,
+                            graph_of_data, highest, iter_snip, own_stream, pruning_task, saying, scoring,
+                            snip_scores, steps_down, top_k, warned)
 from .state import as_found, random_kept
 from .walks import phew
 
@@ -280,6 +280,7 @@ def _phew_by(scores, model, density, input_size, dl, seed, kept, **kwargs):
     "PHEW by scores that look at data: a function of a graph and of batches."
     dl, (graph, _) = data_batches(model, dl), graph_and_masks(model, input_size)
     n_kept(graph.total, density, kept) # refuses what is wrong before the network runs
+    check_real(graph)
     return phew(model, density, graph, seed, kept, scores=scores(graph, dl), **kwargs)
 
 def phew_snip(model:nn.Module,       # the network
@@ -437,7 +438,7 @@ class _Ones(_Gated):
     "Likewise, with a one in place of every constant but zero."
     def positive(self, c):
         value = super().positive(c)
-        return value if isinstance(c, Fixed) and c.by is not None else (value != 0)*1.
+        return value if isinstance(c, Fixed) and c.by is not None else (value != 0).to(value.dtype)
 
 def _gates(tape, inputs, values):
     "Step -> what it lets through, for these inputs and these values of parameters and buffers."

@@ -58,7 +58,8 @@ def _unpacked(name, state):
     n = math.prod(shape)
     mask = torch.from_numpy(np.unpackbits(bits.cpu().numpy())[:n].astype(bool)).to(values.device)
     if len(bits) != -(-n//8) or mask.sum() != values.numel(): raise ValueError(
-        f'the state is damaged: {name!r} has {values.numel():,} values, and {int(mask.sum()):,} of {n:,} weights are kept')
+        f'the state is damaged: {name!r} has {values.numel():,} values, and {int(mask.sum()):,} of {n:,} weights are '
+        'kept')
     return values.new_zeros(n).masked_scatter_(mask, values).view(shape)
 
 def dense_state(state:dict # from `sparse_state`, of either form

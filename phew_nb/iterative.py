@@ -113,7 +113,8 @@ def gradual_magnitude(model:nn.Module,      # the network, trained in place
                       **kwargs,             # of `sparse_learner`
                      ) -> Masks: # with exactly `round(density*total)` kept; the network holds trained weights
     "Train, then prune the smallest weights step by step with an epoch of training after each."
-    dls, (graph, k, masks), full = _loaders(dl), pruning_task(model, input_size, density, kept), find_recipe(recipe)
+    dls, full = _loaders(dl), find_recipe(recipe)
+    graph, k, masks = pruning_task(model, input_size, density, kept, real=False)
     if epochs is not None: full = replace(full, epochs=max(check_count('epochs', epochs, 0), 1))
     steps = gmp_iterations.get(recipe, 10) if iterations is None else check_count('iterations', iterations)
     with _undone_if_it_fails(model, seed):
@@ -175,7 +176,8 @@ def lottery(model:nn.Module,      # the network, trained and put back in place
             **kwargs,             # of `sparse_learner`
            ) -> Masks: # with exactly `round(density*total)` kept; the network holds the rewound weights
     "Train, prune the smallest weights, put the others back, and again."
-    dls, (graph, k, masks), recipe = _loaders(dl), pruning_task(model, input_size, density, kept), find_recipe(recipe)
+    dls, recipe = _loaders(dl), find_recipe(recipe)
+    graph, k, masks = pruning_task(model, input_size, density, kept, real=False)
     epochs = recipe.epochs if epochs is None else check_count('epochs', epochs)
     if not 0 <= rewind < epochs: raise ValueError(f"rewind must be an epoch of the run, 0 to {epochs-1}, got {rewind}")
     train = lambda left, own: _note_row(rows, left, _train(model, dls, recipe, epochs, loss, own, **kwargs))

@@ -120,7 +120,9 @@ def drawn_from(layer: Layer, # of the traced network
               ) -> Drawn: # raises ValueError on integers
     "The weights of a layer (or their scores), without those that are masked or on no complete path."
     w = layer.pick(scores[layer.name]) if scores and layer.name in scores else layer.weight()
-    if not w.dtype.is_floating_point: raise ValueError(f"the weights '{layer.name}' are not floating point numbers")
+    if not w.dtype.is_floating_point: raise ValueError(
+        f"the weights '{layer.name}' are {'complex' if w.is_complex() else 'not floating point'} numbers: walks go by "
+        "real ones")
     ok = edges_between(layer, live)[..., None]
     if (usable := layer.usable(masks)) is not None: ok = ok & usable.to(ok.device)
     if ok.all(): return Drawn(layer, _storage(w), w.stride(), w.storage_offset())

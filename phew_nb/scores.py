@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['true_places', 'elements_at', 'n_true', 'kth_largest', 'highest', 'check_finite', 'check_some', 'apportion', 'top_k',
-           'layer_highest', 'count_left', 'pruning_task', 'warned', 'plot_scores', 'random_scores', 'random_pruning',
-           'uniform_pruning', 'erk_counts', 'erk', 'magnitude_scores', 'magnitude', 'scoring', 'default_loss',
-           'data_batches', 'saying', 'batch_parts', 'graph_of_data', 'batch_loss', 'gradients', 'snip_sums',
-           'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores', 'grasp', 'caller_level',
-           'own_stream']
+           'layer_highest', 'count_left', 'check_real', 'pruning_task', 'warned', 'plot_scores', 'random_scores',
+           'random_pruning', 'uniform_pruning', 'erk_counts', 'erk', 'magnitude_scores', 'magnitude', 'scoring',
+           'default_loss', 'data_batches', 'saying', 'batch_parts', 'graph_of_data', 'batch_loss', 'gradients',
+           'snip_sums', 'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores', 'grasp',
+           'caller_level', 'own_stream']
 
 # %% ../nbs/40_scores.ipynb #3c57de9a
 import math, sys, torch, warnings
@@ -197,14 +197,23 @@ def count_left(graph:PathGraph, # see `trace`
     "Number of weights that may be kept."
     return sum(int(masks[name].sum()) if name in masks else p.numel() for name, p in graph.params.items())
 
+def check_real(graph:PathGraph # of a network
+              ): # raises ValueError where weights are complex
+    "Refuse weights that a method is not for."
+    for name, p in graph.params.items():
+        if p.is_complex(): raise ValueError(f"the weights '{name}' are complex numbers: this method is for real ones "
+                                            "(random, uniform, erk and magnitude take both)")
+
 def pruning_task(model,         # a network, or its `PathGraph`
                  input_size,    # size of one input without the batch, or the network's `PathGraph`
                  density:float, # fraction of weights kept, in (0, 1]; or None
                  kept:int,      # or number of weights kept
+                 real:bool=True, # is the method for real weights only?
                 ) -> tuple: # graph, number of weights to keep, the masks that the model has; raises ValueError
     "What is asked for, checked."
     with torch.inference_mode(False), torch.autocast('cpu', enabled=False), torch.autocast('cuda', enabled=False):
         graph, masks = graph_and_masks(model, input_size)
+    if real: check_real(graph)
     k, masks = n_kept(graph.total, density, kept), masks or {}
     check_choice(masks, k, count_left(graph, masks))
     return graph, k, masks
@@ -256,7 +265,7 @@ def random_pruning(model,                      # a network, or its `PathGraph`
                    kept:int=None,              # instead of `density`: number of weights kept
                   ) -> Masks: # with exactly `round(density*total)` kept
     "Keep weights at random, wherever they are."
-    graph, k, masks = pruning_task(model, input_size, density, kept)
+    graph, k, masks = pruning_task(model, input_size, density, kept, real=False)
     return warned(top_k(random_scores(graph, seed), k, among=masks), graph)
 
 def uniform_pruning(model,                      # a network, or its `PathGraph`
@@ -266,7 +275,7 @@ def uniform_pruning(model,                      # a network, or its `PathGraph`
                     kept:int=None,              # instead of `density`: number of weights kept
                    ) -> Masks: # with exactly `round(density*total)` kept
     "Keep weights at random, the same fraction of every layer."
-    graph, k, masks = pruning_task(model, input_size, density, kept)
+    graph, k, masks = pruning_task(model, input_size, density, kept, real=False)
     return warned(top_k(random_scores(graph, seed), k, 'layer', masks), graph)
 
 # %% ../nbs/40_scores.ipynb #792e2417
@@ -285,7 +294,7 @@ def erk(model,                      # a network, or its `PathGraph`
         kept:int=None,              # instead of `density`: number of weights kept
        ) -> Masks: # with exactly `round(density*total)` kept
     "Keep weights at random, as many in each layer as the Erdős–Rényi kernel says."
-    graph, k, among = pruning_task(model, input_size, density, kept)
+    graph, k, among = pruning_task(model, input_size, density, kept, real=False)
     may = {name: int(among[name].sum()) if name in among else p.numel() for name, p in graph.params.items()}
     scores = {name: s.masked_fill(~among[name].cpu(), -1) if name in among else s
               for name, s in random_scores(graph, seed).items()}
@@ -304,7 +313,7 @@ def magnitude(model,               # a network, or its `PathGraph`
               scope:str='global',  # 'global', or 'layer': the same fraction of each layer
              ) -> Masks: # with exactly `round(density*total)` kept
     "Keep the largest weights."
-    graph, k, masks = pruning_task(model, input_size, density, kept)
+    graph, k, masks = pruning_task(model, input_size, density, kept, real=False)
     return warned(top_k(magnitude_scores(graph), k, scope, masks), graph)
 
 # %% ../nbs/40_scores.ipynb #8b2d2946
@@ -360,9 +369,13 @@ def _set_modes(model, batch_stats):
     for m in norms: m.training = True
 
 # %% ../nbs/40_scores.ipynb #728c87fc
-def _own_copy(t):
-    "A copy of a tensor's values, which the network may write to; in float32 at least, if it is floating-point."
-    return t.detach().to(torch.float32 if t.dtype in (torch.float16, torch.bfloat16) else t.dtype, copy=True)
+_halves = torch.float16, torch.bfloat16
+
+def _own_copies(model):
+    "Copies of the values of a network, which it may write to; in float32 at least, unless it mixes types itself."
+    mixed = len({p.dtype for p in model.parameters() if p.is_floating_point()}) > 1
+    for t in (*model.parameters(), *model.buffers()):
+        yield t, t.detach().to(torch.float32 if t.dtype in _halves and not mixed else t.dtype, copy=True)
 
 @contextmanager
 def scoring(model:nn.Module,    # the network
@@ -376,7 +389,7 @@ def scoring(model:nn.Module,    # the network
     with ExitStack() as stack:
         for context in _contexts(model): stack.enter_context(context)
         _set_modes(model, batch_stats)
-        for t in (*model.parameters(), *model.buffers()): t.data = _own_copy(t)
+        for t, copy in list(_own_copies(model)): t.data = copy
         for p in model.parameters(): p.requires_grad_(False).grad = None
         for name, p in graph.params.items():
             if masks and name in masks: p.data = p.data.masked_fill(~masks[name].to(p.device), 0)

@@ -435,3 +435,38 @@ def test_activation_scores_normalise_by_the_batch_and_inputs_by_running_statisti
     graph, w = trace(model, (3,)), model[1].weight.detach().abs()
     assert torch.allclose(activation_scores(model, graph, [x])['1.weight'], w, rtol=1e-4) # of mean 0 and variance 1
     assert torch.allclose(input_rms(model, graph, [x])['1.weight'], x.square().mean(0).sqrt().expand(2, 3), rtol=1e-4)
+
+class OfTwoTypes(nn.Module):
+    "A layer in bfloat16 between inputs and outputs in float32."
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8).bfloat16(), nn.Linear(8, 3)
+    def forward(self, x): return self.b(self.a(x.bfloat16()).relu().float())
+
+class Fixed(nn.Module):
+    "Weights, a matrix that is none, and weights that are a product."
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('r', torch.randn(6, 16))
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(16, 3)
+        self.u, self.v = nn.Parameter(torch.randn(16, 4)), nn.Parameter(torch.randn(4, 16))
+    def forward(self, x): return self.b((self.a(x) @ self.r).relu() @ (self.u @ self.v))
+
+@pytest.mark.parametrize('method', ['snip', 'iter_snip', 'grasp', 'phew', 'synflow', 'magnitude', *methods])
+@pytest.mark.parametrize('kind', [OfTwoTypes, Fixed])
+def test_a_network_of_two_types_or_with_fixed_matrices(kind, method):
+    torch.manual_seed(0)
+    net = kind()
+    before, masks = snapshot(net), prune(net, method, .5, input_size=(6,), dl=data(classes=3), **few.get(method, {}))
+    assert_as_found(before, snapshot(net))
+    assert 0 <= masks.kept - round(.5*masks.total) <= 3*('phew' in method) # by less than a walk
+
+class Complex(nn.Sequential):
+    def __init__(self): super().__init__(*(nn.Linear(*sizes, dtype=torch.complex64) for sizes in ((6, 8), (8, 3))))
+    def forward(self, x): return super().forward(x.to(torch.complex64)).abs()
+
+def test_complex_weights_are_refused_by_name():
+    net = Complex()
+    for method in ('snip', 'grasp', 'synflow', 'px', 'wanda', 'phew', 'phew_snip', 'phew_act'):
+        with pytest.raises(ValueError, match="'0.weight' are complex numbers"): prune(net, method, .5, input_size=(6,), dl=data(classes=3))
+    for method in ('random', 'uniform', 'erk', 'magnitude'): assert prune(net, method, .5, input_size=(6,)).kept == 36
