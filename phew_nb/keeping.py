@@ -47,6 +47,11 @@ def _layout(tensor):
     part = local_part(tensor)
     return part.device, part.shape, part.stride(), part.itemsize, getattr(tensor, 'placements', None)
 
+def _words(tensor):
+    "A tensor's numbers as integers of their size; two each for numbers of 16 bytes."
+    if tensor.itemsize == 16: tensor = torch.view_as_real(tensor)
+    return tensor.view(_ints[tensor.itemsize])
+
 class _Zeroes:
     "Zeroes, in place, what a mask leaves out of a tensor of its shape."
     def __init__(self, mask): self.mask, self.layout, self.bits = mask, None, None
@@ -54,11 +59,17 @@ class _Zeroes:
     def __call__(self, tensor):
         if self.layout != _layout(tensor):
             self.layout, mask = _layout(tensor), local_mask(self.mask, tensor)
-            self.bits = torch.empty_like(local_part(tensor), dtype=_ints[tensor.itemsize]).copy_(mask).neg_()
-        local_part(tensor).view(self.bits.dtype).bitwise_and_(self.bits)
+            words = _words(torch.empty_like(local_part(tensor), requires_grad=False))
+            self.bits = words.copy_(mask if words.ndim == mask.ndim else mask[..., None]).neg_()
+        _words(local_part(tensor)).bitwise_and_(self.bits)
 
 # %% ../nbs/21_keeping.ipynb #f7d15d2f
 _guards = weakref.WeakValueDictionary()  # id of a parameter -> its guard, which holds the parameter
+
+def _guard_of(param, mask):
+    "The guard of a parameter: one and the same for all layers that share it."
+    guard = _guards.get(id(param))
+    return guard if guard is not None and guard.zeroes.mask is mask else _Guard(param, mask)
 
 class _Guard:
     "Zeroes what a mask leaves out of a parameter, and out of its gradients as they arrive."
@@ -95,7 +106,7 @@ class _LayerMasks:
         "Remember a mask, and guard the weight by it if this layer's weights are held."
         self.masks[name] = mask
         if name in self.guards: self.guards.pop(name).stop()
-        if self.held: self.guards[name] = _Guard(param, mask)
+        if self.held: self.guards[name] = _guard_of(param, mask)
 
     def hold(self, held, params):
         "Guard all of this layer's weights, or none."
@@ -144,8 +155,11 @@ def _stands_in(layer, old, param):
 def take(self: _LayerMasks, name, param):
     "Guard a weight of this layer that is another one than before."
     if param is None: raise _lost(self, name, "it is no parameter of the layer any more")
-    if param.shape != self.masks[name].shape: raise _lost(self, name, f"it has now the shape {tuple(param.shape)}")
-    self.set(name, self.masks[name], param)
+    mask, other = self.masks[name], _guards.get(id(param))
+    if param.shape != mask.shape: raise _lost(self, name, f"it has now the shape {tuple(param.shape)}")
+    if other is not None and not torch.equal(other.zeroes.mask.cpu(), mask.cpu()): raise _lost(
+        self, name, "it is now the weight of another layer, which another mask holds")
+    self.set(name, mask if other is None else other.zeroes.mask, param)
     _zero_said(self.guards[name])
 
 def _steps_on(layer, optimizer):
@@ -160,7 +174,8 @@ def look(self: _LayerMasks, optimizer=None):
     module = self.module()
     for name, guard in list(self.guards.items()) if module is not None else ():
         param = module._parameters.get(name)
-        if param is guard.param or (param is not None and _stands_in(self, guard.param, param)): continue
+        if param is guard.param and id(param) in _guards: continue # (it is not where the guard was taken off elsewhere)
+        if param is not guard.param and param is not None and _stands_in(self, guard.param, param): continue
         try: self.take(name, param)
         except RuntimeError:
             if optimizer is None or _steps_on(self, optimizer): raise
@@ -184,7 +199,8 @@ def _zero_said(guard):
 # %% ../nbs/21_keeping.ipynb #594d110b
 def _after_step(optimizer, args, kwargs):
     "Look at all layers, and zero the masked weights that this optimizer may have moved."
-    if not _guards: return
+    if not _guards and not _places: return
+    _look_at_places()
     for ref in _held.valuerefs():
         if (layer := ref()) is not None: layer.look(optimizer)
     _compare_ranks()
@@ -201,9 +217,14 @@ def _after_load(module, keys):
     for guard in layer.guards.values(): _zero_said(guard)
 
 def _on_parameter(module, name, param):
-    "Before a parameter is put into a layer that is held: it will be held as well, or is refused."
-    layer = module.__dict__.get('_layer_masks')
-    if layer is not None and name in layer.guards and param is not layer.guards[name].param: layer.take(name, param)
+    "Before a parameter is put into a layer: where it or the layer is held, both will be, or it is refused."
+    layer, guard = module.__dict__.get('_layer_masks'), _guards.get(id(param))
+    if layer is not None and name in layer.guards:
+        if param is not layer.guards[name].param: layer.take(name, param)
+    elif guard is not None:
+        layer = _layer(module, make=True)
+        layer.masks[name] = guard.zeroes.mask
+        layer.hold(True, module._parameters | {name: param})
 
 # %% ../nbs/21_keeping.ipynb #32f59fa7
 _installed = []
@@ -215,28 +236,46 @@ def _install():
     _installed.append(torch_module.register_module_parameter_registration_hook(_on_parameter))
 
 # %% ../nbs/21_keeping.ipynb #bb3f81f6
-_in_ddp = weakref.WeakSet()  # models inside of DistributedDataParallel
-
 def _has_more(layer):
     "Are there masked weights of a layer that are not zero?"
     return any(bool((local_part(g.param.data) != 0)[~local_mask(g.zeroes.mask, g.param).to(g.param.device)].any())
                for g in layer.guards.values() if not g.param.is_meta)
 
-def _gone(old, new):
-    "The layers of a module that are held, and not inside of another one that has dense weights to train."
-    if old is None: return [] # as while a model is made
-    inside, is_held = set(new.modules()), lambda m: (layer := _layer(m)) is not None and layer.held
-    held = {id(g.param) for m in filter(is_held, inside) for g in _layer(m).guards.values()}
-    dense = any(p.requires_grad and p.ndim > 1 and id(p) not in held for p in new.parameters())
-    return [m for m in filter(is_held, old.modules()) if m not in inside] if dense else []
+def _n_gone(old, new):
+    "How many layers of a module are held, and not inside of one in its place that has dense weights to train?"
+    if not any(p.requires_grad and p.ndim > 1 and id(p) not in _guards for p in new.parameters()): return 0
+    if old is None: return int(not any(id(p) in _guards for p in new.parameters())) # (nobody has it any more)
+    inside = set(new.modules())
+    return sum(m not in inside and (layer := _layer(m)) is not None and layer.held for m in old.modules())
 
-def _layers(n): return 'a layer' if n == 1 else f'{n} layers'
+# %% ../nbs/21_keeping.ipynb #8cf571c1
+_places = weakref.WeakKeyDictionary()  # module -> {name: weak reference to the module of that name, with what is held}
+
+def _note(model, name):
+    "Note the modules on the way to a parameter."
+    for own in name.split('.')[:-1]:
+        _places.setdefault(model, {})[own] = weakref.ref(model._modules[own])
+        model = model._modules[own]
+
+def _moved(parent, name, old, new):
+    "Warn where a dense module takes the place of one that is held."
+    if new is not None and (n := _n_gone(old, new)): warnings.warn(
+        f"'{name}' of {type(parent).__name__} takes the place of {'a layer' if n == 1 else f'{n} layers'} that masks "
+        "held, has no masks, and trains densely. To prune it too, make masks for the model as it is now and keep them")
+    if (places := _places.get(parent, {})).pop(name, None) and new is not None: places[name] = weakref.ref(new)
+
+def _look_at_places():
+    "See which modules took the place of others without a word."
+    moved = [(parent, name, ref()) for parent, places in _places.items() for name, ref in places.items()
+             if parent._modules.get(name) is not ref()]
+    for parent, name, old in moved: _moved(parent, name, old, parent._modules.get(name))
+
+# %% ../nbs/21_keeping.ipynb #1a4cbbfc
+_in_ddp = weakref.WeakSet()  # models inside of DistributedDataParallel
 
 def _on_module(parent, name, module):
     "Before a module is put into another: warn, or raise, where what is held would not be."
-    if module is not None and (gone := _gone(parent._modules.get(name), module)): warnings.warn(
-        f"'{name}' of {type(parent).__name__} takes the place of {_layers(len(gone))} that masks held, has no masks, "
-        "and trains densely. To prune it too, make masks for the model as it is now and keep them")
+    if (old := parent._modules.get(name)) is not None: _moved(parent, name, old, module)
     if isinstance(parent, nn.parallel.DistributedDataParallel):
         _in_ddp.add(module)
         _announce(module)
@@ -313,12 +352,19 @@ def _layer(module, make=False):
     if layer is not None and layer.module() is None: layer.module = weakref.ref(module)  # an unusual copy
     return layer
 
+def _set_all(model, masks):
+    "Set masks, by the id of their parameter, in each layer that remembers one of it: of a shared weight several do."
+    for module in model.modules():
+        for name in list(layer.masks) if (layer := _layer(module)) is not None else ():
+            param = module._parameters.get(name)
+            if id(param) in masks: layer.set(name, masks[id(param)], param)
+
 @patch
 @torch.no_grad()
 def apply(self: Masks,
           model: nn.Module,  # changed in place
          ) -> Masks:         # the masks themselves; raises ValueError, with the model untouched, where they do not fit
-    "Zero the masked weights of a model and remember the masks on it."
+    "Zero the masked weights of a model once, and remember the masks on it."
     masks = self.check(model)
     if isinstance(unwrapped(model), torch.jit.ScriptModule): raise ValueError(
         "a network of torch.jit cannot remember masks: apply or keep them before it is scripted or traced")
@@ -328,7 +374,8 @@ def apply(self: Masks,
     parts = {name: local_mask(mask, params[name]) for name, mask in masks.items()}
     for name, (module, last) in own.items():
         local_part(params[name].data).masked_fill_(~parts[name].to(params[name].device), 0)
-        _layer(module, make=True).set(last, masks[name], params[name])
+        _layer(module, make=True).masks[last] = masks[name]
+    _set_all(unwrapped(model), {id(params[name]): mask for name, mask in masks.items()})
     return self
 
 # %% ../nbs/21_keeping.ipynb #5ff7d7df
@@ -341,8 +388,9 @@ def keep(self: Masks,
     inside = unwrapped(model) if isinstance(model, nn.Module) else model
     if optimizer is not None: _check_optimizer(optimizer)
     self.apply(model)
-    for module in dict.fromkeys(owner(inside, name)[0] for name in self.check(model)):
-        _layer(module).hold(True, module._parameters)
+    names = list(self.check(model))
+    for module in dict.fromkeys(owner(inside, name)[0] for name in names): _layer(module).hold(True, module._parameters)
+    for name in names: _note(inside, name)
     if optimizer is not None: _adopt(optimizer, inside)
     if model is not inside or inside in _in_ddp: _announce(inside)
     return self
@@ -378,6 +426,16 @@ def _clean(optimizer):
         for value in values.values() if guard is not None and isinstance(values, Mapping) else ():
             if isinstance(value, Tensor) and value.shape == param.shape:
                 local_part(value).masked_fill_(~local_mask(guard.zeroes.mask, value).to(value.device), 0)
+    if isinstance(optimizer, torch.optim.LBFGS): _clean_flat(optimizer)
+
+def _clean_flat(optimizer):
+    "Have LBFGS, whose vectors run over all its parameters, start afresh where they know of masked weights."
+    params = optimizer.param_groups[0]['params']
+    masks = [_guards[id(p)].zeroes.mask if id(p) in _guards else torch.ones(p.shape, dtype=torch.bool) for p in params]
+    masked = ~torch.cat([mask.flatten().cpu().repeat_interleave(1 + p.is_complex()) for mask, p in zip(masks, params)])
+    values = optimizer.state.get(params[0], {}).values()
+    vectors = [v for value in values for v in (value if isinstance(value, list) else [value]) if isinstance(v, Tensor)]
+    if any(v.shape == masked.shape and v.cpu()[masked].any() for v in vectors): optimizer.state.clear()
 
 def _is_reached(optimizer, model):
     "Does the hook after a step see all the weights of a model that are guarded and trained?"
@@ -431,9 +489,13 @@ def _masks_in(module):
 def of(cls: Masks,
        model: nn.Module,
       ) -> Masks: # None if the model has none
-    "The masks that a model remembers, whether by `apply`, `keep` or torch.nn.utils.prune."
-    found = {f'{path}.{own}'.lstrip('.'): mask for path, module in unwrapped(model).named_modules()
-             for own, mask in _masks_in(module).items()}
+    "The masks that a model remembers, whether by `apply` (that they still hold, only `keep` sees to), `keep` or torch."
+    found, seen = {}, set() # a shared weight goes by its first name
+    for path, module in unwrapped(model).named_modules():
+        for own, mask in _masks_in(module).items():
+            param = module._parameters.get(own)
+            if param is None or id(param) not in seen: found[f'{path}.{own}'.lstrip('.')] = mask
+            seen.add(id(param))
     return cls(found) if found else None
 
 # %% ../nbs/21_keeping.ipynb #eb666e86
@@ -467,7 +529,9 @@ def rezero(cls: Masks, model: nn.Module):
 @patch(cls_method=True)
 def release(cls: Masks, model: nn.Module):
     "Stop keeping a model's masked weights at zero; the masks stay remembered."
-    for layer in filter(None, map(_layer, unwrapped(model).modules())): layer.hold(False, {})
+    for module in unwrapped(model).modules():
+        _places.pop(module, None)
+        if (layer := _layer(module)) is not None: layer.hold(False, {})
 
 @patch(cls_method=True)
 def forget(cls: Masks, model: nn.Module):

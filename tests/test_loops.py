@@ -316,6 +316,48 @@ def deleted_and_set_again(model, masks):
     return train(model, sgd(model))
 
 @row
+def quantisation_aware(model, masks):
+    "It makes layers anew around the weights, and writes them into the dicts of modules."
+    quantization = pytest.importorskip('torch.ao.quantization')
+    masks.keep(model)
+    model.qconfig = quantization.get_default_qat_qconfig('fbgemm')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        copied = quantization.prepare_qat(model)
+        quantization.prepare_qat(model, inplace=True)
+    assert type(model[0]) is not nn.Linear and Masks.of(model) == Masks.of(copied) == masks
+    for m in model, copied:
+        opt = sgd(m)
+        for p in m.parameters(): opt.state[p]['momentum_buffer'] = torch.ones_like(p)
+        train(m, opt)
+    return [model, copied]
+
+@row
+def a_layer_around_a_held_weight_that_is_gone_again(model, masks):
+    masks.keep(model)
+    for _ in range(2): nn.Linear(6, 12).weight = model[0].weight
+    return train(model, sgd(model))
+
+@row
+def with_a_weight_that_another_network_lets_go(model, masks):
+    masks.keep(model)
+    other = make()
+    other[0].weight = model[0].weight
+    Masks.forget(other)
+    return train(model, sgd(model))
+
+@row
+def kept_anew_where_a_weight_is_shared_since(model, masks):
+    choose(model, seed=5).keep(model)
+    model[2].add_module('other', nn.Linear(12, 3))
+    model[2].other.weight = model[3].weight
+    del model[2].other.bias
+    masks.keep(model)
+    assert all((_own == masks['3.weight']).all() for _own in (Masks.of(model[2].other)['weight'], Masks.of(model[3])['weight']))
+    model[2].other = nn.Identity()
+    return train(model, sgd(model))
+
+@row
 def with_a_functional_call_between(model, masks):
     "Parameters of another model, for one forward pass, are left alone."
     masks.keep(model)
@@ -499,7 +541,7 @@ def with_weight_itself(old):
 @pytest.mark.parametrize('make_new,dense', [
     (lambda old: nn.Linear(12, 3), True), (lambda old: nn.Linear(12, 5), True),
     (lambda old: nn.Sequential(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)), True),
-    (lambda old: with_weights_of(old), True), (lambda old: with_weight_itself(old), True), (copy.deepcopy, False), (lambda old: nn.Sequential(old, nn.Dropout(.1)), False), (lambda old: nn.Identity(), False),
+    (lambda old: with_weights_of(old), True), (lambda old: with_weight_itself(old), False), (copy.deepcopy, False), (lambda old: nn.Sequential(old, nn.Dropout(.1)), False), (lambda old: nn.Identity(), False),
     (lambda old: nn.Linear(12, 3).requires_grad_(False), False)])
 def test_a_dense_layer_in_place_of_one_that_is_held_is_said(make_new, dense):
     model = make()
@@ -508,6 +550,41 @@ def test_a_dense_layer_in_place_of_one_that_is_held_is_said(make_new, dense):
         warnings.simplefilter('always')
         model[3] = make_new(model[3])
     assert [str(w.message)[:55] for w in said] == dense*["'3' of Sequential takes the place of a layer that masks"]
+
+@pytest.mark.parametrize('part', ['0', '2', '2.0'])
+@pytest.mark.parametrize('alive', [False, True])
+def test_a_dense_layer_put_into_the_dict_of_modules_is_said_at_the_next_step(part, alive):
+    model = make()
+    choose(model).keep(model)
+    path, _, name = part.rpartition('.')
+    parent, old = model.get_submodule(path), model.get_submodule(part)
+    parent._modules[name] = make()[int(part[0])] if path == '' else nn.Linear(12, 12)
+    if not alive: del old
+    opt = sgd(model)
+    with pytest.warns(UserWarning, match=f"'{name}' of Sequential takes the place of a layer") as said: train(model, opt)
+    assert len(said) == 1
+
+def test_layers_put_into_the_dict_of_modules_are_not_said_where_masks_hold_them():
+    model = make()
+    masks = choose(model).keep(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        model._modules['3'] = nn.Sequential(model[3], nn.Dropout(.1))
+        model[2]._modules['0'] = copy.deepcopy(model[2][0])
+        del model._modules['1']
+        train(model, sgd(model))
+        assert (model.get_parameter('2.0.weight')[~masks['2.0.weight']] == 0).all()
+        Masks.forget(model)
+        model._modules['0'] = nn.Linear(6, 12)
+        train(model, sgd(model))
+
+def test_a_weight_of_two_masks_is_refused():
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 3))
+    masks = choose(model).keep(model)
+    with pytest.raises(RuntimeError, match='the weight of another layer, which another mask holds'): model[2].weight = model[0].weight
+    train(model, sgd(model)); check(model, masks)
+    model[2]._parameters['weight'] = model[0].weight
+    with pytest.raises(RuntimeError, match='which another mask holds'): train(model, sgd(model))
 
 def test_layers_that_change_places_are_not_said():
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))

@@ -91,6 +91,39 @@ def test_momentum_from_before(name):
             step(model, opt, i)
             assert_zero(model, masks)
 
+def test_lbfgs_forgets_the_dense_network():
+    "Its vectors run over all parameters: it starts afresh where masks come, and goes on where they are those it knows."
+    model, make = small_net(), optimizers['lbfgs']
+    opt = make(model.parameters())
+    for i in range(3): step(model, opt, i)
+    masks = random_masks(model).keep(model, opt)
+    assert not opt.state
+    twin = copy.deepcopy(model)
+    step(model, opt); step(twin, make(twin.parameters()))
+    assert torch.equal(model[0].weight, twin[0].weight)
+    masks.keep(model, opt)
+    assert len(opt.state[model[0].weight]['old_dirs'])
+    dense = small_net()
+    before = make(dense.parameters())
+    for i in range(3): step(dense, before, i)
+    state = copy.deepcopy(opt.state_dict())
+    opt.load_state_dict(before.state_dict()); assert not opt.state
+    opt.load_state_dict(state); assert len(opt.state[model[0].weight]['old_dirs'])
+
+@pytest.mark.parametrize('dtype', [torch.complex64, torch.complex128])
+def test_complex_weights(dtype):
+    model = nn.Linear(3, 4, dtype=dtype)
+    masks = random_masks(model).keep(model)
+    for opt in O.SGD(model.parameters(), .1, momentum=.9), O.LBFGS(model.parameters(), .1, max_iter=3):
+        for p in model.parameters(): opt.state[p]['momentum_buffer'] = torch.ones_like(p)
+        if isinstance(opt, O.LBFGS): opt.state.clear()
+        def closure():
+            opt.zero_grad()
+            (loss := model(torch.ones(2, 3, dtype=dtype)).abs().square().mean()).backward()
+            return loss
+        for _ in range(3): opt.step(closure); masks.keep(model, opt); assert_zero(model, masks)
+    assert opt.state[model.weight]
+
 def test_momentum_loaded_later():
     dense = small_net()
     before = O.SGD(dense.parameters(), .1, momentum=.9)
@@ -286,13 +319,13 @@ class Product(nn.Module):
         self.weight = nn.Parameter(torch.ones(2, 3))
     def forward(self, x): return x @ self.weight
 
-def test_a_copy_without_masks_loads_a_state_like_any_network():
+def test_a_network_of_fx_is_held_and_so_are_its_copies():
     model = fx.symbolic_trace(Product())
     masks = Masks({'weight': torch.eye(2, 3).bool()}).keep(model)
-    twin = copy.deepcopy(model) # as torch.fx copies: the hooks of a network, and none of what else it holds
-    assert Masks.of(model) == masks and Masks.of(twin) is None
+    twin = copy.deepcopy(model) # as torch.fx copies: the hooks of a network, its weights, and none of what else it holds
+    assert Masks.of(model) == Masks.of(twin) == masks
     twin.load_state_dict({'weight': 2*torch.ones(2, 3)})
-    assert torch.equal(twin.weight, 2*torch.ones(2, 3))
+    assert torch.equal(twin.weight, 2*torch.eye(2, 3)) and torch.equal(model.weight, torch.eye(2, 3))
 
 def test_release_bake_and_no_leak():
     model = small_net()
