@@ -68,14 +68,30 @@ def _decoded(image, size):
     else: image = image.convert('L' if image.mode in ('1', 'L') else 'RGB')
     return image if size is None else ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
 
-def _pixels(item, size=None):
+def _plain(tensor):
+    "A tensor that numpy takes."
+    tensor = tensor.detach().cpu()
+    if tensor.layout != torch.strided: tensor = tensor.to_dense()
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+def _array(item, what):
+    "An array of a tensor, or of anything else that is one input; ValueError where it is none."
+    arrays = isinstance(item, (tuple, list)) and any(hasattr(a, 'convert') or getattr(a, 'ndim', 0) for a in item)
+    if arrays or isinstance(item, Mapping): raise ValueError(
+        f'{what} has {len(item)} inputs, and a run gives a network one: make one array of them')
+    try: return np.asarray(_plain(item) if isinstance(item, torch.Tensor) else item)
+    except Exception as e: raise ValueError(f'{what} cannot be made an array: {type(e).__name__}: {e}') from e
+
+def _pixels(item, size=None, what='an example'):
     "Numbers (channels, ...) of a PIL image, an array or a tensor."
     if hasattr(item, 'convert'):
         item = np.asarray(_decoded(item, size))
         return item[None] if item.ndim == 2 else item.transpose(2, 0, 1)
-    item = np.asarray(item)
+    item = _array(item, what)
     if item.dtype.kind == 'u' and item.dtype.itemsize > 1: item = item.astype(np.result_type(item, np.int8))
     if item.ndim == 3 and item.shape[-1] in (1, 3, 4) and item.shape[0] not in (1, 3): item = item.transpose(2, 0, 1)
+    if size is not None and item.shape[-2:] != (size, size): raise ValueError(
+        f'{what} is no PIL image, and only those are cut to a size ({size}): cut it where it is made')
     return item[None] if item.ndim == 2 else item
 
 # %% ../nbs/04_data.ipynb #35b9d321
@@ -94,43 +110,34 @@ def free_memory() -> int: # bytes
     except (AttributeError, ValueError, OSError): return 4*10**9
 
 # %% ../nbs/04_data.ipynb #dae585f0
-def _one_scale(dtype, other, what, others):
-    "Raise ValueError where one is bytes, and the other fractions or yes and no."
-    if np.uint8 in (dtype, other) and {dtype.kind, other.kind} & {'b', 'f'}: raise ValueError(
+def _one_scale(dtype, other, images, what, others):
+    "Raise ValueError where one is bytes or images of whole numbers, and the other fractions or yes and no."
+    kinds = {dtype.kind, other.kind}
+    if kinds & {'b', 'f'} and (np.uint8 in (dtype, other) or images and kinds & {'u', 'i'}): raise ValueError(
         f'{what} {dtype} numbers, {others} {other}: bytes go from 0 to 255, fractions mostly from 0 to 1, so give all '
         'as bytes or all as fractions (bytes/255; images of 16 or 32 bits are fractions)')
 
-def _widened(x, n, dtype, what, others):
-    "An array that takes `dtype` too, with the first `n` examples of `x`."
-    _one_scale(dtype, x.dtype, what, others)
-    wider = np.result_type(dtype, x.dtype)
-    if wider == x.dtype: return x
-    new = room(x.shape, wider)
+def _both_modes(shape, other):
+    "Whether two images differ by nothing but colour."
+    return len(shape) == len(other) == 3 and {shape[0], other[0]} == {1, 3} and shape[1:] == other[1:]
+
+_modes = 'some images are grey and some in colour; the grey ones get three equal channels'
+
+def _widened(x, n, item, what):
+    "An array that takes `item` too, with the first `n` examples of `x`; grey images are made colour beside colour."
+    shape = x.shape[1:]
+    if _both_modes(shape, item.shape): shape = 3, *shape[1:]
+    elif item.shape != shape: raise ValueError(f'{what} has the shape {item.shape}, those before it {shape}; ' + (
+        'pad or cut all to one length' if item.ndim == 1 else
+        'give a size (of images, in pixels) to which all are cut'))
+    _one_scale(item.dtype, x.dtype, x.ndim > 3, f'{what} has', 'those before it')
+    wider = np.result_type(item.dtype, x.dtype)
+    if (shape, wider) == (x.shape[1:], x.dtype): return x
+    new = room((len(x), *shape), wider)
     new[:n] = x[:n]
     return new
 
-# %% ../nbs/04_data.ipynb #df023073
-def stack_examples(pairs:Sequence, # of (example, class): PIL images, arrays, tensors; or dicts, as Hugging Face has
-                   size:int|None=None, # images are cut to squares of so many pixels; None: as they are
-                   what:str='the data', # for messages
-                  ) -> tuple[torch.Tensor, list]: # examples, classes; ValueError where they differ in shape
-    "Examples as one array, with the narrowest numbers that hold all."
-    if not len(pairs): raise ValueError(f'{what}: there are no examples')
-    x, labels = None, []
-    for i in range(len(pairs)):
-        item, label = _pair(pairs[i])
-        item = _pixels(item, size)
-        _check_numbers(item, f'{what}: example {i}')
-        if x is None: x = room((len(pairs), *item.shape), np.result_type(item.dtype))
-        x = _widened(x, i, item.dtype, f'{what}: example {i} has', 'those before it')
-        if item.shape != x.shape[1:]: raise ValueError(
-            f'{what}: example {i} has the shape {item.shape}, those before it {x.shape[1:]}; ' + (
-                'pad or cut all to one length' if item.ndim == 1 else
-                'give a size (of images, in pixels) to which all are cut'))
-        x[i] = item
-        labels.append(_class_of(label, f'{what}: example {i}'))
-    return torch.from_numpy(x), labels
-
+# %% ../nbs/04_data.ipynb #0c961335
 def _check_numbers(item, what):
     "Raise ValueError where an example is not finite numbers along dimensions."
     if not item.size or not item.ndim or item.dtype.kind not in 'buif':
@@ -145,26 +152,82 @@ _other_tasks = ('For other tasks: images as targets are the `target` of `Arrays`
 
 def _class_of(label, what):
     "A class, as a plain value."
-    n = label.numel() if isinstance(label, torch.Tensor) else np.size(label)
+    rows = isinstance(label, (list, tuple))
+    n = label.numel() if isinstance(label, torch.Tensor) else len(label) if rows else np.size(label)
     if label is None: raise ValueError(f'{what} has no class')
-    if n != 1: raise ValueError(f'{what} has {n} targets, and a class is one number or one word. {_other_tasks}')
-    if isinstance(label, (list, tuple)): label = label[0]
+    if n != 1: raise ValueError(f'{what} has {n} targets, and a class is one number or one word (of a row with a '
+                                f'single one, its place). {_other_tasks}')
+    if rows: label = label[0]
     label = label.item() if hasattr(label, 'item') else label
     if (label == label) is True and isinstance(label, Hashable): return label # (nan and NA are not equal to themselves)
     raise ValueError(f'{what} has no class, but {label!r}: leave it out')
+
+# %% ../nbs/04_data.ipynb #71d64a8e
+def _example(pairs, i, size, what):
+    "The numbers and the class of one example; ValueError where it cannot be read."
+    try: pair = pairs[i]
+    except Exception as e: raise ValueError(f'{what} cannot be read: {type(e).__name__}: {e}') from e
+    item, label = _pair(pair, what)
+    shape, targets = (tuple(getattr(a, 'shape', ())) for a in (item, label))
+    if len(shape) in (2, 4) and shape[:1] == targets and (len(shape) == 4 or targets == (1,)): raise ValueError(
+        f'{what} looks like a batch of {targets[0]}: give the examples one by one, as the dataset has them')
+    item = _pixels(item, size, what)
+    _check_numbers(item, what)
+    return item, _class_of(label, what)
+
+# %% ../nbs/04_data.ipynb #df023073
+def stack_examples(pairs:Sequence, # of (example, class): PIL images, arrays, tensors; or dicts, as Hugging Face has
+                   size:int|None=None, # images are cut to squares of so many pixels; None: as they are
+                   what:str='the data', # for messages
+                  ) -> tuple[torch.Tensor, list]: # examples, classes; ValueError where they differ in shape
+    "Examples as one array, with the narrowest numbers that hold all."
+    if size is not None and (isinstance(size, bool) or not isinstance(size, Integral) or size < 1): raise ValueError(
+        f'{what}: size is how many pixels the side of a square has, a whole number from 1 on; got {size!r}')
+    pairs = _as_pairs(pairs, what)
+    if not len(pairs): raise ValueError(f'{what}: there are no examples')
+    x, labels, shapes = None, [], set()
+    for i in range(len(pairs)):
+        item, label = _example(pairs, i, size, f'{what}: example {i}')
+        if x is None: x = room((len(pairs), *item.shape), np.result_type(item.dtype))
+        x = _widened(x, i, item, f'{what}: example {i}')
+        x[i] = item # (a grey image in all channels)
+        labels.append(label)
+        shapes.add(item.shape)
+    if len(shapes) > 1: warnings.warn(f'{what}: {_modes}')
+    return torch.from_numpy(x), labels
+
+# %% ../nbs/04_data.ipynb #3b52b48a
+def _as_pairs(split, what):
+    "Pairs of example and class, from a dataset or from a pair of arrays."
+    if isinstance(split, (tuple, list)) and len(split) == 2 and any(hasattr(a, '__array__') for a in split):
+        x, y = (a.to_numpy() if hasattr(a, 'to_numpy') else a for a in split)
+        if len(x) != len(y): raise ValueError(f'{what}: there are {len(x)} examples and {len(y)} classes')
+        return list(zip(x, y))
+    if wrong := _no_dataset(split): raise TypeError(f'{what} is a {type(split).__name__}: give {wrong}')
+    return split
+
+def _no_dataset(split):
+    "What to give in place of something that is no dataset; None where it is one."
+    if hasattr(split, '__array__'): return '(X, y), examples and classes (of a table: some columns, and one)'
+    if isinstance(split, Mapping): return 'pairs of an example and its class (as_data takes dictionaries of splits)'
+    indexed = hasattr(type(split), '__len__') and hasattr(type(split), '__getitem__')
+    if hasattr(split, 'dataset') and not indexed: return 'its dataset, loader.dataset'
+    if not indexed or isinstance(split, torch.utils.data.IterableDataset): return 'list(...) of it, to have a length'
 
 # %% ../nbs/04_data.ipynb #7c464ee6
 _labels = 'label', 'labels', 'fine_label', 'class', 'y'
 _inputs = 'image', 'img', 'images', 'pixel_values', 'input_ids', 'x', 'input', 'inputs', 'audio'
 
-def _pair(item):
+def _pair(item, what='an example'):
     "An example and its class."
-    if not isinstance(item, Mapping): return item[0], item[1]
+    if isinstance(item, Sequence) and not isinstance(item, str) and len(item) > 1: return item[0], item[1]
+    if not isinstance(item, Mapping): raise ValueError(
+        f'{what} is a {type(item).__name__}, and no pair of an example and its class')
     label = next((k for k in _labels if k in item), None)
-    if label is None: raise ValueError(f"an example has no label, but {', '.join(item)}")
+    if label is None: raise ValueError(f"{what} has no label, but {', '.join(item)}")
     others = [k for k in item if k != label]
     x = others[:1] if len(others) == 1 else [k for k in _inputs if k in item][:1]
-    if not x: raise ValueError(f"an example has none of {', '.join(_inputs)}, but {', '.join(item)}: give pairs of an "
+    if not x: raise ValueError(f"{what} has none of {', '.join(_inputs)}, but {', '.join(item)}: give pairs of an "
                                "example and its class")
     return item[x[0]], item[label]
 
@@ -211,9 +274,10 @@ def _sorted_classes(labels, name):
         f'{", ".join(sorted({type(v).__name__ for v in values}))}): give all as words, or all as numbers') from None
     if len(classes) == 1: raise ValueError(
         f'{name}: all training examples are of class {classes[0]!r}; a network learns to tell two or more apart')
-    fractions = [c for c in classes if isinstance(c, float) and not c.is_integer()]
-    if len(fractions) > len(labels)/5: raise ValueError(f'{name}: {len(labels)} training examples have {len(classes)} '
-        f'different targets, as {fractions[0]:g}, and a run classifies. {_other_tasks}')
+    floats = [c for c in classes if isinstance(c, float)]
+    whole = all(c.is_integer() for c in floats) and len(floats) <= 20
+    if len(floats) > len(labels)/5 and not whole: raise ValueError(f'{name}: {len(labels)} training examples have '
+        f'{len(classes)} different targets, as {floats[-1]:g}, and a run classifies. {_other_tasks}')
     return classes
 
 def _find_classes(labels, classes, dataset, name):
@@ -244,9 +308,13 @@ def _numbered(labels, places, what):
 def _make(train, test, classes, name):
     "A `Data` of `Arrays` for training and test."
     x, test_x = train.x, test.x
+    if _both_modes(x.shape[1:], test_x.shape[1:]):
+        warnings.warn(f'{name}: {_modes}')
+        x, test_x = (t.expand(-1, 3, -1, -1).contiguous() for t in (x, test_x))
     if x.shape[1:] != test_x.shape[1:]: raise ValueError(
         f'{name}: training examples have the shape {tuple(x.shape[1:])}, test examples {tuple(test_x.shape[1:])}')
-    _one_scale(test_x.numpy().dtype, x.numpy().dtype, f'{name}: test examples have', 'training examples')
+    dtypes = test_x.numpy().dtype, x.numpy().dtype
+    _one_scale(*dtypes, x.ndim > 3, f'{name}: test examples have', 'training examples')
     x, test_x = as_bytes(x, test_x)
     augments = {'paper': (0, True), 'code': (4, True)} if x.ndim == 4 and min(x.shape[2:]) > 28 else no_augments
     train, test = replace(train, x=x), replace(test, x=test_x)
@@ -298,7 +366,9 @@ def _splits(names, what):
 
 def _labelled(folder):
     "The (path, class) of all images below the folders of the classes, sorted; other files are told."
-    files = [(Path(folder)/f, Path(f)) for f,*_ in list_files(folder)]
+    try: files = [(Path(folder)/f, Path(f)) for f,*_ in list_files(folder)]
+    except OSError as e: raise ValueError(f'{folder}: {Path(e.filename).name!r} cannot be read ({e.strerror}); a link '
+                                          'that leads nowhere or back to where it lies has to go') from e
     images = [(path, f.parts[0]) for path,f in files if f.suffix.lower() in _suffixes and len(f.parts) > 1]
     if other := len(files) - len(images): warnings.warn(f'{folder}: {other} files are no images of a class: left out')
     if not images: raise ValueError(f'{folder}: there are no images in folders, one for each class')
@@ -334,14 +404,6 @@ def from_folder(cls:Data,
     return Data.from_dataset(images, tests, size, name=name or str(path))
 
 # %% ../nbs/04_data.ipynb #67de7821
-def _as_pairs(split, what):
-    "Pairs of example and class, from a dataset or from a pair of arrays."
-    pair = isinstance(split, (tuple, list)) and len(split) == 2
-    if not pair or not any(hasattr(a, 'shape') for a in split): return split
-    x, y = (a.to_numpy() if hasattr(a, 'to_numpy') else a for a in split)
-    if len(x) != len(y): raise ValueError(f'{what}: there are {len(x)} examples and {len(y)} classes')
-    return list(zip(x, y))
-
 def _from_loaders(dls, name, size):
     "A data set of fastai `DataLoaders`: each item as the loader of the validation set makes it, before it is a batch."
     items = lambda ds: [dls.valid.after_item(ds[i]) for i in range(len(ds))]
@@ -354,16 +416,21 @@ def as_data(found, # a `Data`, (training, test), a dictionary with `train` and `
             size:int|None=None, # images are cut to squares of so many pixels; None: as they are
            ) -> Data: # TypeError where it is none of these
     "A data set of what a user has."
-    if isinstance(found, Data): return replace(found, name=name)
+    if isinstance(found, Data):
+        if size is not None: raise ValueError(
+            f'{name} is a Data already, and its images are not cut to a size ({size}): cut them where it is made')
+        return replace(found, name=name)
     if hasattr(found, 'train_ds'): return _from_loaders(found, name, size)
     if isinstance(found, Mapping):
         train, test = _splits([k for k in found if isinstance(k, str)], name)
         if train: found = found[train], test and found[test]
-    if not isinstance(found, (tuple, list)) or len(found) != 2: raise TypeError(
-        f"{name} gives a {type(found).__name__}; it takes a Data, (train, test), a dictionary with 'train' and 'test', "
-        "or fastai DataLoaders")
-    train, test = (_as_pairs(split, f'{name}, {what}') for split,what in zip(found, ('training', 'test')))
-    return Data.from_dataset(train, test, size, name=name)
+    several = f' of {len(found)}' if isinstance(found, (tuple, list)) else ''
+    if several != ' of 2': raise TypeError(
+        f"{name} gives a {type(found).__name__}{several}; it takes a Data, (train, test), a "
+        "dictionary with 'train' and 'test', or fastai DataLoaders; of one dataset (dataset, None)")
+    if any(hasattr(split, '__array__') for split in found): raise TypeError(
+        f'{name} gives (X, y), and not (train, test): give ((X, y), (X_test, y_test)), or ((X, y), None)')
+    return Data.from_dataset(*found, size, name=name)
 
 # %% ../nbs/04_data.ipynb #ae9efa6a
 @dataclass(frozen=True)

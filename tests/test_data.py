@@ -333,7 +333,7 @@ def test_networks_and_data_that_a_run_cannot_take_are_refused(tokens):
     for example, label, said in ((3, 0, 'example 0 is a single value'), (['a', 'word'], 0, 'example 0 is of the kind'),
                                  (torch.arange(3), None, 'example 0 has no class')):
         with pytest.raises(ValueError, match=said): D.Data.from_dataset([(example, label)]*10)
-    with pytest.raises(ValueError, match='an example has none of image, .*, but a, b, label'):
+    with pytest.raises(ValueError, match='example 0 has none of image, .*, but a, b, label'):
         D.Data.from_dataset([dict(a=torch.arange(3), b=torch.arange(3), label=0)])
     with pytest.raises(ValueError, match='pad or cut all to one length'):
         D.Data.from_dataset([(torch.arange(n), 0) for n in (3, 4)])
@@ -375,7 +375,8 @@ def test_both_splits_are_on_one_scale(train, test):
 def test_bytes_and_fractions_are_not_mixed():
     "On which scale they are together is not known."
     exact, zeros = grey(0, 1), [torch.zeros(1, 2, 2, dtype=t) for t in (torch.uint8, torch.bool)]
-    for train, test in (zeros[:1]*2, exact), (exact, zeros[:1]*2), (zeros[:1]*2, zeros[1:]*2):
+    whole = [torch.full((1, 2, 2), 200), torch.zeros(1, 2, 2).long()]
+    for train, test in (zeros[:1]*2, exact), (exact, zeros[:1]*2), (zeros[:1]*2, zeros[1:]*2), (whole, exact), (exact, whole):
         with pytest.raises(ValueError, match='own: test examples have .* numbers, training examples .* all as bytes or all as fractions'): made(train, test)
     with pytest.raises(ValueError, match='own, training: example 1 has float32 numbers, those before it uint8'): made([zeros[0], *exact], exact)
 
@@ -454,7 +455,9 @@ def test_the_words_of_a_text_are_no_classes():
     ([0, 1, float('nan')], 'own, training: example 2 has no class, but nan: leave it out'), ([0, 1, {}], 'example 2 has no class, but {}'),
     ([1]*6, 'all training examples are of class 1; a network learns to tell two or more apart'),
     (['a', 1]*5, r'the classes are of several kinds \(int, str\): give all as words, or all as numbers'),
-    ([i/7 for i in range(20)], '20 training examples have 20 different targets, as 0.14.*, and a run classifies. For other tasks: images as targets'),
+    ([i/7 for i in range(20)], '20 training examples have 20 different targets, as 2.71.*, and a run classifies. For other tasks: images as targets'),
+    ([float(i % 30) for i in range(99)], '99 training examples have 30 different targets, as 29, and a run classifies'),
+    ([0, [[1], [2, 3]]], 'example 1 has 2 targets, and a class is one number or one word .of a row with a single one, its place'),
     (['a', 'b', 'c'], 'own: there is one example of each class: give a test set')])
 def test_labels_that_are_no_classes(labels, said):
     with pytest.raises(ValueError, match=said): D.Data.from_dataset(labelled(*labels))
@@ -507,3 +510,81 @@ def test_which_split_is_taken(tmp_path):
 def test_splits_are_not_read_as_classes(tmp_path, names, said):
     folders(tmp_path, *names)
     with pytest.raises(ValueError, match=said): D.Data.from_folder(tmp_path)
+
+def test_grey_and_colour_images(tmp_path):
+    "The grey ones get three equal channels, whichever come first, in either split."
+    color, gray = [picture(i) for i in range(4)], [picture(i).convert('L') for i in range(4, 8)]
+    said = 'own, training: some images are grey and some in colour; the grey ones get three equal channels'
+    for images in color + gray, gray + color, [i for pair in zip(gray, color) for i in pair]:
+        with pytest.warns(UserWarning, match=said): data = made(images, images)
+        for i,image in enumerate(images): assert (data.train.x[i].numpy() == np.asarray(image.convert('RGB')).transpose(2, 0, 1)).all()
+    for train, test in (gray, color), (color, gray):
+        with pytest.warns(UserWarning, match='own: some images are grey'): data = made(train, test)
+        assert data.input_size == (3, 8, 8) and torch.equal(data.test.x, made(color + test, test).test.x)
+    with pytest.raises(ValueError, match='give a size'): made([*gray, picture(1, (5, 5))])
+
+class Unsized(torch.utils.data.Dataset):
+    def __getitem__(self, i): return torch.rand(3), i % 2
+
+class Stream(torch.utils.data.IterableDataset):
+    def __len__(self): return 4
+    def __iter__(self): yield from labelled(0, 1, 0, 1)
+
+def test_what_is_no_dataset():
+    import pandas as pd
+    rows = labelled(*[0, 1]*5)
+    loader, table = torch.utils.data.DataLoader(rows), pd.DataFrame(dict(a=[.5]*10, b=[1.]*10, c=[0, 1]*5))
+    for found, said in ((loader, 'own, training is a DataLoader: give its dataset, loader.dataset'), (Unsized(), r'is a Unsized: give list\(...\) of it'),
+                        (Stream(), r'is a Stream: give list\(...\) of it'), (iter(rows), r'is a list_iterator: give list\(...\) of it'),
+                        (table, r'is a DataFrame: give \(X, y\), examples and classes'), (np.zeros((4, 3)), r'is a ndarray: give \(X, y\)'),
+                        (dict(x=[1], y=[1]), 'is a dict: give pairs')):
+        with pytest.raises(TypeError, match=said): D.Data.from_dataset(found)
+    with pytest.raises(TypeError, match='own, test is a DataLoader'): D.as_data((rows, loader))
+    columns = table[['a', 'b']], table.c
+    for found, said in ((columns, r'own gives \(X, y\), and not \(train, test\)'), ((torch.rand(4, 3), [0, 1, 0, 1]), r'own gives \(X, y\)'),
+                        ((rows, rows, rows), 'own gives a tuple of 3; it takes a Data'), (loader, r'own gives a DataLoader; .* of one dataset \(dataset, None\)')):
+        with pytest.raises(TypeError, match=said): D.as_data(found)
+    shuffled = columns[0], columns[1].sample(frac=1, random_state=0)
+    data = D.as_data((shuffled, columns))
+    assert data.train.x.shape == (10, 2) and data.train.label.tolist() == shuffled[1].tolist() and data.test.label.tolist() == [0, 1]*5
+
+@pytest.mark.parametrize('example, said', [
+    ((torch.rand(1, 3, 4, 4), torch.tensor([1])), 'own, training: example 1 looks like a batch of 1: give the examples one by one'),
+    ((torch.rand(5, 3, 4, 4), torch.zeros(5)), 'looks like a batch of 5'), ((torch.rand(1, 3), torch.tensor([1])), 'looks like a batch of 1'),
+    (((torch.rand(3), torch.rand(3)), 1), 'example 1 has 2 inputs, and a run gives a network one'), ((dict(ids=[1], mask=[1]), 1), 'example 1 has 2 inputs'),
+    (([[1, 2], [3]], 1), 'example 1 cannot be made an array'), ((torch.rand(3, device='meta'), 1), 'example 1 cannot be made an array'), (torch.rand(3, 4), 'example 1 is a Tensor, and no pair'), (5, 'example 1 is a int, and no pair'),
+    (('word',), 'example 1 is a tuple, and no pair')])
+def test_what_is_no_example(example, said):
+    with pytest.raises(ValueError, match=said): D.Data.from_dataset([(torch.rand(3), 0), example, (torch.rand(3), 1)])
+
+def test_examples_of_any_kind_of_tensor():
+    x = torch.tensor([[1., 0., .25]]).repeat(4, 1)
+    for kind in (x.bfloat16(), x.clone().requires_grad_(), x.to_sparse(), x.half(), x.double()):
+        data = made([row.to_dense().view(1, 1, 3) if i % 2 else row.view(1, 1, 3) if not row.is_sparse else row.to_dense().view(1, 1, 3).to_sparse()
+                     for i,row in enumerate(kind)], [*x.view(4, 1, 1, 3)])
+        assert torch.equal(data.train.x.flatten(1), x)
+    assert D.Data.from_dataset([(row, torch.tensor([i % 2])) for i,row in enumerate(x)]*5).classes == ['0', '1']
+
+@pytest.mark.parametrize('size', [0, -1, (8, 8), 2.5, True, '8'])
+def test_sizes_are_whole_numbers(size):
+    with pytest.raises(ValueError, match='own, training: size is how many pixels the side of a square has'): D.Data.from_dataset(pictures(10), size=size)
+
+def test_a_size_that_would_change_nothing():
+    with pytest.raises(ValueError, match='example 0 is no PIL image, and only those are cut to a size .2.'): made([torch.rand(1, 4, 4)]*4, size=2)
+    assert made([torch.rand(1, 4, 4)]*4, size=4).input_size == (1, 4, 4)
+    with pytest.raises(ValueError, match='mine is a Data already, and its images are not cut to a size .4.'): D.as_data(digits, 'mine', 4)
+
+def test_links_that_lead_nowhere(tmp_path):
+    folders(tmp_path/'data', '.')
+    (tmp_path/'data'/'a'/'again').symlink_to(tmp_path/'data'/'a')
+    with pytest.raises(ValueError, match="'again' cannot be read .* a link that leads nowhere or back"): D.Data.from_folder(tmp_path/'data')
+    (tmp_path/'data'/'a'/'again').unlink()
+    (tmp_path/'data'/'a'/'gone.png').symlink_to(tmp_path/'gone.png')
+    with pytest.raises(ValueError, match="'gone.png' cannot be read"): D.Data.from_folder(tmp_path/'data')
+
+def test_a_dataset_that_fails_says_where():
+    class Fails(list):
+        def __getitem__(self, i): return super().__getitem__(i) if i < 3 else {}['key']
+    rows = labelled(*[0, 1]*5)
+    with pytest.raises(ValueError, match="own, test: example 3 cannot be read: KeyError: 'key'") as failed: D.as_data((rows, Fails(rows)))
+    assert isinstance(failed.value.__cause__, KeyError)
