@@ -107,7 +107,8 @@ def _counts(self: Masks):
 @patch(as_prop=True)
 def widths(self: Masks) -> dict: # parameter name -> number of rows
     "Number of rows (output units, output channels) of each tensor with a kept weight."
-    return {name: int(mask.reshape(len(mask), -1).any(1).sum()) for name, mask in self.items()}
+    rows = {name: mask.reshape(*(mask.shape[:1] or [1]), math.prod(mask.shape[1:])) for name, mask in self.items()}
+    return {name: int(mask.any(1).sum()) for name, mask in rows.items()}
 
 @patch
 def layer_density(self: Masks) -> dict: # parameter name -> fraction in [0, 1]
@@ -301,6 +302,8 @@ def save(self: Masks,
          path,    # file to write, by custom with the ending .safetensors; its folder exists
         ) -> Path: # the path; raises OSError, with nothing half-written left, where it cannot be written
     "Write the masks to a safetensors file, atomically."
+    if '__metadata__' in self: raise ValueError(
+        "a safetensors file holds no tensor named '__metadata__', the name of its header: rename that parameter")
     meta = dict(format=_format, version=__version__, kept=str(self.kept), total=str(self.total), hash=self.hash(),
                 shapes=json.dumps({name: list(mask.shape) for name, mask in self.items()}))
     path = Path(path)

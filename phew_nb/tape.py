@@ -473,7 +473,7 @@ def block(self:Tracer, block):
                              "cannot be followed to one; use a parameter itself, or an elementwise function of one (in "
                              "attention over queries that are parameters: need_weights=False)")
         name, first = self.names[at := at.pop()], self.first[at]
-        p = dict(self.model.named_parameters())[name]
+        p = next(p for known in self.params.values() for n, p in known if n == name) # (another may stand in now)
         where = copied and _steps(behind - first) or dict(numbers=(behind - first).cpu(), values=block.detach().clone())
         shut = self.shut.get(block)
         if shut is not None and shut.any(): where['shut'] = shut.cpu().clone()

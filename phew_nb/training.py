@@ -557,5 +557,5 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
     usual = _usual(dls, recipe, fused=compile and device.type == 'cuda')
     learn = SparseLearner(dls, model, cbs=[*ours, *L(cbs)], **usual | kwargs)
     learn.recipe, learn.deterministic = recipe, deterministic
-    if masks is not None: masks.apply(model) # (when nothing can be refused any more)
+    if masks is not None: masks.keep(model) # (when nothing can be refused any more)
     return learn

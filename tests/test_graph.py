@@ -1,5 +1,5 @@
 "The path graph against autograd, against brute force, and on networks that are awkward."
-import copy, itertools, pickle, random, subprocess, sys
+import copy, itertools, pickle, random, subprocess, sys, warnings
 from collections import defaultdict
 from pathlib import Path
 
@@ -802,3 +802,18 @@ def test_a_gain_of_zero_is_no_constant():
     "It may grow: the weights that it multiplies are drawn from."
     model = Fn(lambda s, x: s.o(F.linear(x, s.l.weight*s.g).relu()), l=linear(4, 4), g=nn.Parameter(torch.zeros(1)), o=linear(4, 2))
     assert all(layer.shut is None for layer in trace(model, (4,)).layers)
+
+def test_a_weight_that_another_stands_in_for_is_the_networks_own():
+    class Doubled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 2)
+        def forward(self, x):
+            weights = dict(weight=2*self.first.weight)
+            return self.second(torch.func.functional_call(self.first, weights, (x,)).relu())
+    model = Doubled()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        graph = trace(model, (4,))
+    assert [*graph.params] == ['first.weight', 'second.weight']
+    assert all(p is model.get_parameter(name) for name, p in graph.params.items())

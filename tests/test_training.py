@@ -323,6 +323,19 @@ def test_a_search_that_diverges_ends(tmp_path):
     with quiet(learn): learn.lr_find(show_plot=False, start_lr=1e-3, end_lr=1e30, num_it=60, stop_div=False)
     assert_zero(learn.model, Masks.of(learn.model))
 
+@pytest.mark.parametrize('compile', [False, True])
+def test_dense_weights_that_are_loaded_before_training_are_masked(tmp_path, compile, monkeypatch):
+    monkeypatch.setattr('phew_nb.training._can_compile', lambda device: True)
+    dls, dense, model = make_learner().dls, mlp([64, 16, 10], seed=3), mlp([64, 16, 10], seed=0)
+    masks = random_masks(model)
+    learn = sparse_learner(dls, model, masks, compile=compile)
+    torch.save(dense.state_dict(), tmp_path/'dense.pth')
+    learn.load(tmp_path/'dense', with_opt=False)
+    assert_zero(model, masks)
+    assert torch.equal(model.get_parameter(name := next(iter(masks)))[masks[name]], dense.get_parameter(name)[masks[name]])
+    model.load_state_dict(dense.state_dict())
+    assert_zero(model, masks)
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     learn = make_learner()
     with quiet(learn): learn.fit_recipe(1, checkpoint=tmp_path/'run.pt')
