@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from .models import as_generator, is_reference, load_object, look_up, made_by
 from .arrays import Arrays, Data, Source, channel_stats, checksum, class_names, data_folder, decode, digits
@@ -169,7 +169,8 @@ def _example(pairs, i, size, what):
     except Exception as e: raise ValueError(f'{what} cannot be read: {type(e).__name__}: {e}') from e
     item, label = _pair(pair, what)
     shape, targets = (tuple(getattr(a, 'shape', ())) for a in (item, label))
-    if len(shape) in (2, 4) and shape[:1] == targets and (len(shape) == 4 or targets == (1,)): raise ValueError(
+    images = len(shape) == 4 and shape[1] in (1, 3)
+    if len(shape) in (2, 4) and shape[:1] == targets and (images or targets[0] > 1): raise ValueError(
         f'{what} looks like a batch of {targets[0]}: give the examples one by one, as the dataset has them')
     item = _pixels(item, size, what)
     _check_numbers(item, what)
@@ -201,10 +202,14 @@ def _as_pairs(split, what):
     "Pairs of example and class, from a dataset or from a pair of arrays."
     if isinstance(split, (tuple, list)) and len(split) == 2 and any(hasattr(a, '__array__') for a in split):
         x, y = (a.to_numpy() if hasattr(a, 'to_numpy') else a for a in split)
+        mixed = getattr(x, 'dtype', None) == object and _all_numbers(x) # columns of several kinds
+        x = x.astype(float) if mixed else x
         if len(x) != len(y): raise ValueError(f'{what}: there are {len(x)} examples and {len(y)} classes')
         return list(zip(x, y))
     if wrong := _no_dataset(split): raise TypeError(f'{what} is a {type(split).__name__}: give {wrong}')
     return split
+
+def _all_numbers(x): return all(isinstance(v, (Real, np.bool_)) for v in x.flat)
 
 def _no_dataset(split):
     "What to give in place of something that is no dataset; None where it is one."
@@ -364,6 +369,11 @@ def _splits(names, what):
         f'{what}: {_list(train + test[:1])} are taken, {_list(others)} left out')
     return train[0], test[0] if test else None
 
+def _has_splits(path, names):
+    "Are there a training and a test split, or one that holds folders? Else these are classes, whatever their names."
+    train, test = ([n for n in names if n.lower() in splits] for splits in (_training, _testing))
+    return bool(train and test) or any(f.is_dir() for n in train + test for f in (path/n).iterdir())
+
 def _labelled(folder):
     "The (path, class) of all images below the folders of the classes, sorted; other files are told."
     try: files = [(Path(folder)/f, Path(f)) for f,*_ in list_files(folder)]
@@ -398,7 +408,8 @@ def from_folder(cls:Data,
     "A data set of a folder of images: in `train` and `test` (or `valid`) with a folder a class, or these alone."
     path = Path(path)
     if not path.is_dir(): raise FileNotFoundError(f'there is no folder {str(path)!r}')
-    train, test = _splits(sorted(f.name for f in path.iterdir() if f.is_dir() and f.name[0] != '.'), str(path))
+    folders = sorted(f.name for f in path.iterdir() if f.is_dir() and f.name[0] != '.')
+    train, test = _splits(folders, str(path)) if _has_splits(path, folders) else (None, None)
     if train and not test: raise ValueError(f"{path} has a folder {train!r}, and no 'test' or 'valid'")
     images, tests = _Files(_labelled(path/(train or ''))), test and _Files(_labelled(path/test))
     return Data.from_dataset(images, tests, size, name=name or str(path))

@@ -173,8 +173,10 @@ def look(self: _LayerMasks, optimizer=None):
     "Guard the weights that the layer has now; RuntimeError where that cannot be, unless another layer is trained."
     module = self.module()
     for name, guard in list(self.guards.items()) if module is not None else ():
-        param = module._parameters.get(name)
-        if param is guard.param and id(param) in _guards: continue # (it is not where the guard was taken off elsewhere)
+        param, now = module._parameters.get(name), _guards.get(id(guard.param)) # (none: it was taken off elsewhere)
+        if param is guard.param and now is not None: # of layers that share a weight the last one kept decides
+            self.masks[name], self.guards[name] = now.zeroes.mask, now
+            continue
         if param is not guard.param and param is not None and _stands_in(self, guard.param, param): continue
         try: self.take(name, param)
         except RuntimeError:
@@ -250,16 +252,24 @@ def _n_gone(old, new):
 
 # %% ../nbs/21_keeping.ipynb #8cf571c1
 _places = weakref.WeakKeyDictionary()  # module -> {name: weak reference to the module of that name, with what is held}
+_known = weakref.WeakKeyDictionary()  # module -> the modules in it, as they were noted
 
 def _note(model, name):
-    "Note the modules on the way to a parameter."
+    "Note the modules on the way to a parameter, and those beside them."
     for own in name.split('.')[:-1]:
         _places.setdefault(model, {})[own] = weakref.ref(model._modules[own])
+        _known.setdefault(model, weakref.WeakSet()).update(model.children())
         model = model._modules[own]
+
+def _changed_places(parent, name, old, new):
+    "Did a module only move: is the new one known here, or the old one still here under another name?"
+    elsewhere = (m for n, m in parent._modules.items() if n != name and m is not None)
+    return new in _known.get(parent, ()) or any(m is old for m in elsewhere)
 
 def _moved(parent, name, old, new):
     "Warn where a dense module takes the place of one that is held."
-    if new is not None and (n := _n_gone(old, new)): warnings.warn(
+    gone = new is not None and not _changed_places(parent, name, old, new)
+    if gone and (n := _n_gone(old, new)): warnings.warn(
         f"'{name}' of {type(parent).__name__} takes the place of {'a layer' if n == 1 else f'{n} layers'} that masks "
         "held, has no masks, and trains densely. To prune it too, make masks for the model as it is now and keep them")
     if (places := _places.get(parent, {})).pop(name, None) and new is not None: places[name] = weakref.ref(new)
@@ -352,12 +362,15 @@ def _layer(module, make=False):
     if layer is not None and layer.module() is None: layer.module = weakref.ref(module)  # an unusual copy
     return layer
 
-def _set_all(model, masks):
-    "Set masks, by the id of their parameter, in each layer that remembers one of it: of a shared weight several do."
-    for module in model.modules():
-        for name in list(layer.masks) if (layer := _layer(module)) is not None else ():
-            param = module._parameters.get(name)
-            if id(param) in masks: layer.set(name, masks[id(param)], param)
+def _owners(model, params):
+    "Each module that has some of these parameters, and its name of it: of a shared weight several have one."
+    ids = {id(p) for p in params}
+    return [(module, name) for module in model.modules() for name, p in module._parameters.items() if id(p) in ids]
+
+def _held_elsewhere(model, params):
+    "Name -> parameter of those that another model holds to a mask."
+    own = {id(g) for m in model.modules() if (layer := _layer(m)) is not None for g in layer.guards.values()}
+    return {name: p for name, p in params.items() if (guard := _guards.get(id(p))) is not None and id(guard) not in own}
 
 @patch
 @torch.no_grad()
@@ -374,8 +387,10 @@ def apply(self: Masks,
     parts = {name: local_mask(mask, params[name]) for name, mask in masks.items()}
     for name, (module, last) in own.items():
         local_part(params[name].data).masked_fill_(~parts[name].to(params[name].device), 0)
-        _layer(module, make=True).masks[last] = masks[name]
-    _set_all(unwrapped(model), {id(params[name]): mask for name, mask in masks.items()})
+    by_id = {id(params[name]): mask for name, mask in masks.items()}
+    for module, last in _owners(unwrapped(model), params.values()):
+        param = module._parameters[last]
+        _layer(module, make=True).set(last, by_id[id(param)], param)
     return self
 
 # %% ../nbs/21_keeping.ipynb #5ff7d7df
@@ -387,10 +402,15 @@ def keep(self: Masks,
     "Zero the masked weights of a model, and keep them at zero through training."
     inside = unwrapped(model) if isinstance(model, nn.Module) else model
     if optimizer is not None: _check_optimizer(optimizer)
+    masks, get = self.check(model), inside.get_parameter
+    for name, p in _held_elsewhere(inside, {name: get(name) for name in masks}).items():
+        if not torch.equal(_guards[id(p)].zeroes.mask.cpu(), masks[name].cpu()): raise ValueError(
+            f"'{name}' is a weight of another model, too, which holds it to another mask: let that one go first, by "
+            "Masks.forget")
     self.apply(model)
-    names = list(self.check(model))
-    for module in dict.fromkeys(owner(inside, name)[0] for name in names): _layer(module).hold(True, module._parameters)
-    for name in names: _note(inside, name)
+    owners = _owners(inside, [get(name) for name in masks])
+    for module in dict.fromkeys(module for module, _ in owners): _layer(module).hold(True, module._parameters)
+    for name in masks: _note(inside, name)
     if optimizer is not None: _adopt(optimizer, inside)
     if model is not inside or inside in _in_ddp: _announce(inside)
     return self

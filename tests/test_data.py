@@ -1,5 +1,5 @@
 "Data sets on disk: what is checked, what is cached, and what is said when something is wrong."
-import os, shutil, warnings
+import itertools, os, shutil, warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -550,7 +550,7 @@ def test_what_is_no_dataset():
 
 @pytest.mark.parametrize('example, said', [
     ((torch.rand(1, 3, 4, 4), torch.tensor([1])), 'own, training: example 1 looks like a batch of 1: give the examples one by one'),
-    ((torch.rand(5, 3, 4, 4), torch.zeros(5)), 'looks like a batch of 5'), ((torch.rand(1, 3), torch.tensor([1])), 'looks like a batch of 1'),
+    ((torch.rand(5, 3, 4, 4), torch.zeros(5)), 'looks like a batch of 5'), ((torch.rand(1, 3), torch.tensor([1])), r'example 1 has the shape \(1, 1, 3\)'),
     (((torch.rand(3), torch.rand(3)), 1), 'example 1 has 2 inputs, and a run gives a network one'), ((dict(ids=[1], mask=[1]), 1), 'example 1 has 2 inputs'),
     (([[1, 2], [3]], 1), 'example 1 cannot be made an array'), ((torch.rand(3, device='meta'), 1), 'example 1 cannot be made an array'), (torch.rand(3, 4), 'example 1 is a Tensor, and no pair'), (5, 'example 1 is a int, and no pair'),
     (('word',), 'example 1 is a tuple, and no pair')])
@@ -588,3 +588,22 @@ def test_a_dataset_that_fails_says_where():
     rows = labelled(*[0, 1]*5)
     with pytest.raises(ValueError, match="own, test: example 3 cannot be read: KeyError: 'key'") as failed: D.as_data((rows, Fails(rows)))
     assert isinstance(failed.value.__cause__, KeyError)
+
+@pytest.mark.parametrize('shape', [(1, 50), (1, 6, 5, 5)], ids=['sound of one channel', 'volumes of one channel'])
+def test_one_channel_and_a_row_with_one_label_are_no_batch(shape):
+    data = D.Data.from_dataset(torch.utils.data.TensorDataset(torch.randn(20, *shape), (torch.arange(20) % 2)[:, None]))
+    assert data.train.x.shape[-len(shape) + 1:] == shape[1:] and data.classes == ['0', '1']
+
+@pytest.mark.parametrize('names', [('invalid', 'valid'), ('pass', 'test'), ('bus', 'car', 'train')])
+def test_classes_that_are_called_as_splits_are(tmp_path, names):
+    for name, i in itertools.product(names, range(6)):
+        (tmp_path/name).mkdir(exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), 40*i, np.uint8)).save(tmp_path/name/f'{i}.png')
+    assert D.Data.from_folder(tmp_path).classes == list(names)
+
+def test_tables_of_numbers_of_several_kinds():
+    pd = pytest.importorskip('pandas')
+    table = pd.get_dummies(pd.DataFrame(dict(age=np.random.default_rng(0).random(20), city=['x', 'y']*10)))
+    assert D.Data.from_dataset((table, pd.Series(list('ab')*10))).train.x.shape == (16, 3)
+    with pytest.raises(ValueError, match='example 0 is of the kind object'):
+        D.Data.from_dataset((table.assign(city='x'), pd.Series(list('ab')*10)))

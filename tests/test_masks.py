@@ -417,3 +417,50 @@ def test_masks_of_the_hub(tmp_path, monkeypatch):
     assert asked == [dict(repo_id='someone/masks', filename='masks.safetensors', revision='v1')]
     monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
     with pytest.raises(ImportError, match='needs huggingface_hub'): Masks.from_pretrained('someone/masks')
+
+def halves(net, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    return {name: torch.rand(p.shape, generator=gen) < .5 for name, p in net.named_parameters() if p.ndim > 1}
+
+def tied():
+    net = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20, bias=False))
+    net[1].weight = net[0].weight
+    return net
+
+def test_a_tied_model_that_loads_a_dense_state_is_masked_at_once():
+    net = tied()
+    masks = Masks(halves(net)).keep(net)
+    net.load_state_dict(tied().state_dict())
+    assert not net[0].weight[~masks['0.weight']].any() and list(Masks.of(net)) == ['0.weight']
+    again = Masks({'0.weight': ~masks['0.weight']}).keep(net)
+    net.load_state_dict(tied().state_dict())
+    assert not net[1].weight[~again['0.weight']].any() and Masks.of(net) == again
+    Masks.forget(net)
+    assert Masks.of(net) is None and not any(m._load_state_dict_post_hooks for m in net.modules())
+
+def test_two_models_hold_a_weight_to_one_mask():
+    a, b = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2))
+    b[0].weight = a[0].weight
+    Masks(halves(a)).keep(a)
+    with pytest.raises(ValueError, match="'0.weight' is a weight of another model, too"): Masks(halves(b, 1)).keep(b)
+    Masks.forget(a)
+    assert not Masks(halves(b, 1)).keep(b).density == 1 and Masks.of(a) is None
+
+class Two(nn.Module):
+    "A layer that masks hold beside one that they do not."
+    def __init__(self):
+        super().__init__()
+        self.a, self.d = nn.Linear(8, 8), nn.Linear(8, 8)
+    def forward(self, x): return self.a(x) + self.d(x)
+
+@pytest.mark.parametrize('move', [lambda net: net.__delitem__(0), lambda net: net.pop(1), lambda net: net.insert(0, nn.Linear(8, 8)),
+                                  lambda net: [net.__setitem__(i, m) for i, m in enumerate([net[1], net[0], net[2]])]])
+def test_what_only_moved_is_not_said_to_be_dense(move):
+    net = nn.Sequential(Two(), Two(), Two())
+    Masks({f'{i}.a.weight': torch.eye(8) > 0 for i in range(3)}).keep(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        move(net)
+        net(torch.ones(2, 8)).sum().backward()
+        torch.optim.SGD(net.parameters(), .1).step()
+    with pytest.warns(UserWarning, match='takes the place of a layer that masks held'): net[1] = Two()
