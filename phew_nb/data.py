@@ -359,9 +359,13 @@ _suffixes = {'.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.tif', '.tiff', 
 
 _training, _testing = ('train', 'training'), ('test', 'testing', 'validation', 'valid', 'val')
 
+def _of_splits(names):
+    "Which names are usual for a training split, and which for a test split, the most usual first."
+    return [[n for split in splits for n in names if n.lower() == split] for splits in (_training, _testing)]
+
 def _splits(names, what):
     "Which names are those of the training and the test split, None where none is; what is left out is told."
-    train, test = ([n for split in splits for n in names if n.lower() == split] for splits in (_training, _testing))
+    train, test = _of_splits(names)
     if not train and not test: return None, None
     if len(train) != 1: raise ValueError(f"{what} has {_list(train or test)}, and of 'train' one is wanted; a class of "
                                          "such a name has to be called otherwise")
@@ -371,7 +375,7 @@ def _splits(names, what):
 
 def _has_splits(path, names):
     "Are there a training and a test split, or one that holds folders? Else these are classes, whatever their names."
-    train, test = ([n for n in names if n.lower() in splits] for splits in (_training, _testing))
+    train, test = _of_splits(names)
     return bool(train and test) or any(f.is_dir() for n in train + test for f in (path/n).iterdir())
 
 def _labelled(folder):

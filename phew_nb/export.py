@@ -18,7 +18,7 @@ from .files import check_file, write_bytes
 from .graph import PathGraph, as_example, call, named_tensors, trace
 from .masks import Masks, as_masks, unwrapped
 from .models import PadShortcut
-from .state import random_kept
+from .state import memory_of, random_kept
 from .tape import tracer_now
 
 # %% ../nbs/46_export.ipynb #b039d7dd
@@ -43,14 +43,12 @@ def sparse_state(model:nn.Module, # a masked network
                 ) -> dict: # name -> tensor; raises ValueError where the masks are another model's
     "A state dict that holds of masked tensors the kept weights alone."
     given, found, state = _masks_for(model, masks) or {}, unwrapped(model).state_dict(), {}
-    at = {_place(found[name]): mask for name, mask in given.items() if name in found} # a tied weight has several names
+    at = {memory_of(found[name]): mask for name, mask in given.items() if name in found} # a tied one has several names
     for name, value in found.items():
-        mask = at.get(_place(value)) if isinstance(value, Tensor) else None
+        mask = at.get(memory_of(value)) if isinstance(value, Tensor) else None
         if mask is not None: mask = mask.to(value.device)
         state |= {name: value} if mask is None else _packed(name, value, mask) if packed else {name: _coo(value, mask)}
     return state
-
-def _place(t): return t.data_ptr(), t.shape, t.stride(), t.device # of the numbers of a tensor
 
 def _unpacked(name, state):
     "A dense tensor of the kept values; ValueError where they are not as many as the bits."
@@ -65,13 +63,15 @@ def _unpacked(name, state):
 def dense_state(state:dict # from `sparse_state`, of either form
                ) -> dict: # what `load_state_dict` takes; ValueError where a part is missing
     "A state dict without sparse tensors. Weights alone: masks are kept again by `Masks.load(path).keep(model)`."
-    parts = {name: [f'{name}.{what}' for what in ('kept', 'shape') if f'{name}.{what}' in state] for name in state}
-    for name, (part, *more) in ((name, found) for name, found in parts.items() if found):
-        if not more: raise ValueError(
-            f'the state is damaged: of {name!r} it has {part!r} alone, without the other of kept and shape')
-    rest = {part for found in parts.values() for part in found}
+    found = {name: [f'{name}.{what}' for what in ('kept', 'shape') if f'{name}.{what}' in state] for name in state}
+    packed = {name: parts for name, parts in found.items() if parts}
+    for name, parts in packed.items():
+        if len(parts) == 1: raise ValueError(
+            f'the state is damaged: of {name!r} it has {parts[0]!r} alone, without the other of kept and shape')
+    rest = {part for parts in packed.values() for part in parts}
     dense = lambda v: v.to_dense() if isinstance(v, Tensor) and v.layout != torch.strided else v
-    return {name: _unpacked(name, state) if parts[name] else dense(v) for name, v in state.items() if name not in rest}
+    return {name: _unpacked(name, state) if name in packed else dense(v)
+            for name, v in state.items() if name not in rest}
 
 # %% ../nbs/46_export.ipynb #26f1a2fe
 def _check_size(size, who):

@@ -78,6 +78,7 @@ class _Guard:
         self.hook, _guards[id(param)] = _listen(param), self
 
     def zero(self): self.zeroes(self.param.data)
+    def is_by(self, mask): return torch.equal(self.zeroes.mask.cpu(), mask.cpu())
     def stop(self):
         if self.hook is not None: self.hook.remove()
         if _guards.get(id(self.param)) is self: del _guards[id(self.param)]
@@ -157,7 +158,7 @@ def take(self: _LayerMasks, name, param):
     if param is None: raise _lost(self, name, "it is no parameter of the layer any more")
     mask, other = self.masks[name], _guards.get(id(param))
     if param.shape != mask.shape: raise _lost(self, name, f"it has now the shape {tuple(param.shape)}")
-    if other is not None and not torch.equal(other.zeroes.mask.cpu(), mask.cpu()): raise _lost(
+    if other is not None and not other.is_by(mask): raise _lost(
         self, name, "it is now the weight of another layer, which another mask holds")
     self.set(name, mask if other is None else other.zeroes.mask, param)
     _zero_said(self.guards[name])
@@ -174,8 +175,8 @@ def look(self: _LayerMasks, optimizer=None):
     module = self.module()
     for name, guard in list(self.guards.items()) if module is not None else ():
         param, now = module._parameters.get(name), _guards.get(id(guard.param)) # (none: it was taken off elsewhere)
-        if param is guard.param and now is not None: # of layers that share a weight the last one kept decides
-            self.masks[name], self.guards[name] = now.zeroes.mask, now
+        if param is guard.param and now is not None:
+            if now is not guard: self.masks[name], self.guards[name] = now.zeroes.mask, now # the last one kept decides
             continue
         if param is not guard.param and param is not None and _stands_in(self, guard.param, param): continue
         try: self.take(name, param)
@@ -254,12 +255,16 @@ def _n_gone(old, new):
 _places = weakref.WeakKeyDictionary()  # module -> {name: weak reference to the module of that name, with what is held}
 _known = weakref.WeakKeyDictionary()  # module -> the modules in it, as they were noted
 
-def _note(model, name):
-    "Note the modules on the way to a parameter, and those beside them."
-    for own in name.split('.')[:-1]:
-        _places.setdefault(model, {})[own] = weakref.ref(model._modules[own])
-        _known.setdefault(model, weakref.WeakSet()).update(model.children())
-        model = model._modules[own]
+def _note(model, names):
+    "Note the modules on the way to parameters, and those beside them."
+    parents = set()
+    for name in names:
+        module = model
+        for own in name.split('.')[:-1]:
+            parents.add(module)
+            places, module = _places.setdefault(module, {}), module._modules[own]
+            places[own] = weakref.ref(module)
+    for parent in parents: _known.setdefault(parent, weakref.WeakSet()).update(parent.children())
 
 def _changed_places(parent, name, old, new):
     "Did a module only move: is the new one known here, or the old one still here under another name?"
@@ -367,10 +372,14 @@ def _owners(model, params):
     ids = {id(p) for p in params}
     return [(module, name) for module in model.modules() for name, p in module._parameters.items() if id(p) in ids]
 
-def _held_elsewhere(model, params):
-    "Name -> parameter of those that another model holds to a mask."
+def _check_elsewhere(model, masks):
+    "Raise ValueError where another model holds a weight of this one to another mask."
     own = {id(g) for m in model.modules() if (layer := _layer(m)) is not None for g in layer.guards.values()}
-    return {name: p for name, p in params.items() if (guard := _guards.get(id(p))) is not None and id(guard) not in own}
+    for name, mask in masks.items():
+        guard = _guards.get(id(model.get_parameter(name)))
+        if guard is not None and id(guard) not in own and not guard.is_by(mask): raise ValueError(
+            f"'{name}' is a weight of another model, too, which holds it to another mask: let that one go first, by "
+            "Masks.forget")
 
 @patch
 @torch.no_grad()
@@ -402,15 +411,12 @@ def keep(self: Masks,
     "Zero the masked weights of a model, and keep them at zero through training."
     inside = unwrapped(model) if isinstance(model, nn.Module) else model
     if optimizer is not None: _check_optimizer(optimizer)
-    masks, get = self.check(model), inside.get_parameter
-    for name, p in _held_elsewhere(inside, {name: get(name) for name in masks}).items():
-        if not torch.equal(_guards[id(p)].zeroes.mask.cpu(), masks[name].cpu()): raise ValueError(
-            f"'{name}' is a weight of another model, too, which holds it to another mask: let that one go first, by "
-            "Masks.forget")
+    masks = self.check(model)
+    _check_elsewhere(inside, masks)
     self.apply(model)
-    owners = _owners(inside, [get(name) for name in masks])
+    owners = _owners(inside, map(inside.get_parameter, masks))
     for module in dict.fromkeys(module for module, _ in owners): _layer(module).hold(True, module._parameters)
-    for name in masks: _note(inside, name)
+    _note(inside, masks)
     if optimizer is not None: _adopt(optimizer, inside)
     if model is not inside or inside in _in_ddp: _announce(inside)
     return self
@@ -550,7 +556,7 @@ def rezero(cls: Masks, model: nn.Module):
 def release(cls: Masks, model: nn.Module):
     "Stop keeping a model's masked weights at zero; the masks stay remembered."
     for module in unwrapped(model).modules():
-        _places.pop(module, None)
+        for notes in (_places, _known): notes.pop(module, None)
         if (layer := _layer(module)) is not None: layer.hold(False, {})
 
 @patch(cls_method=True)

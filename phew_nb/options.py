@@ -15,7 +15,7 @@ from functools import cache
 from math import prod
 from textwrap import shorten
 from warnings import warn
-from .config import Config, grid, known as known_names
+from .config import Config, grid, idle_settings, known as known_names
 from .lines import notes, number, option, seeds, several, whole, word
 
 # %% ../nbs/67_options.ipynb #02d7c2b8
@@ -213,9 +213,8 @@ def _check_used(args):
     takes, default = model_takes(args.model), Config()
     sets = 'hidden', 'bn', 'width'
     asked = [name for name in sets if getattr(args, name) not in (None, [], getattr(default, name))]
-    idle = [name for name in asked if name not in takes]
     others = ' and '.join(f'--{name}' for name in sets if name in takes)
-    for name in idle: raise ValueError(f'--{name} would change nothing: {args.model} '
+    for name in idle_settings(asked, [args.model]): raise ValueError(f'--{name} would change nothing: {args.model} '
                                        + (f'takes {others}' if others else 'takes none of --hidden, --bn, --width'))
 
 def network_fields(args # what `read_line` gives

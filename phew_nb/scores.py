@@ -389,7 +389,7 @@ def scoring(model:nn.Module,    # the network
     with ExitStack() as stack:
         for context in _contexts(model): stack.enter_context(context)
         _set_modes(model, batch_stats)
-        for t, copy in list(_own_copies(model)): t.data = copy
+        for t, copy in _own_copies(model): t.data = copy
         for p in model.parameters(): p.requires_grad_(False).grad = None
         for name, p in graph.params.items():
             if masks and name in masks: p.data = p.data.masked_fill(~masks[name].to(p.device), 0)

@@ -249,6 +249,12 @@ def test_a_tied_weight_is_sparse_under_each_name(packed):
     again.load_state_dict(dense_state(state))
     assert torch.equal(again[0].weight, net[0].weight*masks['0.weight'])
 
+def test_a_sparse_buffer_leaves_as_it_is():
+    net = nn.Sequential(nn.Linear(6, 6))
+    net.register_buffer('mix', torch.eye(6).to_sparse())
+    state = sparse_state(net, Masks({'0.weight': torch.eye(6) > 0}))
+    assert state['mix'] is net.mix or torch.equal(state['mix'].to_dense(), torch.eye(6))
+
 def test_a_damaged_state_is_refused():
     net = nn.Sequential(nn.Linear(6, 6))
     state = sparse_state(net, Masks({'0.weight': torch.arange(36).view(6, 6) % 3 == 0}), packed=True)
