@@ -58,8 +58,14 @@ def _check_size(input_size):
     ok = isinstance(input_size, (tuple, list)) and len(input_size) and all(
         _check_size(n) if isinstance(n, (tuple, list)) else isinstance(n, int) and n > 0 for n in input_size)
     if not ok: raise TraceError("input_size must be a tuple of positive integers without the batch, such as (3, 32, "
-                                f"32) or (784,), not {input_size!r}")
+                                f"32) or (784,), not {_said(input_size)}")
     return True
+
+def _said(size):
+    "What was given for a size; of tensors, where they belong."
+    parts = size.values() if isinstance(size, Mapping) else size if isinstance(size, (tuple, list)) else [size]
+    if not any(isinstance(t, Tensor) for t in parts): return repr(size)
+    return "the tensors themselves: those go as trace(model, example=...), whose graph stands wherever a size does"
 
 def as_example(example # a tensor, a tuple or list of tensors, or a dict by argument
               ): # raises TypeError on anything else
