@@ -81,7 +81,7 @@ def made_by(self: Replay, func, args, kwargs, out, made):
     if not isinstance(out, (list, tuple)) and not out.is_floating_point(): return None
     if name == 'copy': made = [x for x in args[1:2] if isinstance(x, Fixed) and x.by is not None]
     if name in _copies: return made[0].by.expand(self.shape) if made else None
-    moves = row is not None and row.family == 'move' and name not in ('sort', 'topk')
+    moves = row is not None and row.family in ('move', 'scatter') and name not in ('sort', 'topk')
     if moves: return self.moved_weights(func, args, kwargs)
     single = row is not None and row.family in ('keep', 'gates', 'alternatives') or name == '_weight_norm_interface'
     made = made[:1] if name == '_weight_norm_interface' else [x for x in made if x.by.shape == self.shape]

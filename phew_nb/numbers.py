@@ -50,7 +50,8 @@ def _find(t, table):
 # %% ../nbs/11_numbers.ipynb #2e8cff34
 class Numbers:
     "A number for each element of each storage, read and written through the strides of tensors."
-    def __init__(self, dtype): self.dtype, self.store, self.most = dtype, {}, 16
+    def __init__(self, dtype, blank=-1): # `blank`: of elements beside those that were written
+        self.dtype, self.blank, self.store, self.most = dtype, blank, {}, 16
 
     def entry(self, t):
         "For a tensor's storage: weak reference, element size, numbers, and their table; None if it has none."
@@ -74,7 +75,8 @@ def put(self:Numbers, t, numbers):
     small = shrink(numbers)[0].clone(memory_format=torch.contiguous_format)
     table = _table(t, [0 if n == 1 else s for n, s in zip(small.shape, small.stride())])
     if table is None: # a part of the memory
-        if entry is None: entry = None, None, small.new_full((1,), -1), [(storage.nbytes() // t.element_size(), 1, 0)]
+        if entry is None:
+            entry = None, None, small.new_full((1,), self.blank), [(storage.nbytes() // t.element_size(), 1, 0)]
         small, table = self.dense(t, entry), [(storage.nbytes() // t.element_size(), 1, 1)]
         small.as_strided(t.shape, t.stride(), t.storage_offset()).copy_(numbers)
     self.store[storage._cdata] = StorageWeakRef(storage), t.element_size(), small.view(-1), table

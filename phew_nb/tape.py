@@ -261,7 +261,6 @@ def note(self: Recorder, func, args, kwargs, out):
     outs, name = tensors_in(out), plain_name(func)
     if name == 'as_strided' or func._schema.is_mutable and name in relabels: return # the same memory, in another way
     into = writes(func, args, kwargs) if func._schema.is_mutable else []
-    if any(kind == 'parameter' for t in into for kind, *_ in self.homes.get(_home(t), ())): return
     if not outs and not into: return
     if into and (not outs or _home(outs[0]) in map(_home, into)):
         names, func = {a.name for a in func._schema.arguments if a.is_out}, out_of_place(func)
@@ -316,7 +315,8 @@ class Tracer(UnitNumbers, TorchDispatchMode):
         self.inputs, self.tables, self.constant_fed, self.batch, self.copies, self.paused = [], {}, [], 1, {}, False
         self.params, self.recorder, self.saved, self.starts, self.across = {}, None, {}, [], set()
         self.factors = set() # parameters that are multiplied with each other
-        self.shut = Numbers(torch.bool) # for what is made of parameters: does a constant multiply it by zero?
+        self.shut = Numbers(torch.bool, False) # of parameters and what is made of them: does a constant make it zero?
+        self.earlier = {} # what the weights were that the operation now running writes to
         named = list(model.named_parameters())
         self.names = [name for name, _ in named]
         self.first = list(accumulate((p.numel() for _, p in named), initial=0))[:-1]
@@ -339,7 +339,7 @@ def __torch_dispatch__(self:Tracer, func, types, args=(), kwargs=None): # in the
     "After each operation: write it down, and follow it."
     kwargs = kwargs or {}
     if self.paused: return func(*args, **kwargs)
-    if func._schema.is_mutable: self.before_writing(func, args, kwargs)
+    self.earlier = self.before_writing(func, args, kwargs) if func._schema.is_mutable else {}
     out = func(*args, **kwargs)
     self.write_down(lambda recorder: recorder.note(func, args, kwargs, out))
     try: self.follows and self.follow(func, args, kwargs, out)
@@ -350,12 +350,13 @@ def __torch_dispatch__(self:Tracer, func, types, args=(), kwargs=None): # in the
 # %% ../nbs/15_tape.ipynb #9f76743f
 @patch
 def before_writing(self:Tracer, func, args, kwargs):
-    "Parameters that are about to be changed are kept, and what was never read is read."
+    "Parameters that are about to be changed are kept, and what was never read is read; the weights that are changed."
     for t in writes(func, args, kwargs):
         if is_strided(t) and (found := self.parameter(t)):
             name, p = found
             if name not in self.saved: self.saved[name] = p, p.detach().clone()
     self.write_down(lambda recorder: recorder.referred((args, kwargs)))
+    return {id(t): t.clone() for t in writes(func, args, kwargs) if self.behind(t) is not None}
 
 @patch
 def write_down(self:Tracer, how):
@@ -422,7 +423,7 @@ def follow(self:Tracer, func, args, kwargs, out):
     name, in_place, row = plain_name(func), func._schema.is_mutable, operation(func)
     homes = {t.untyped_storage()._cdata for t in given}
     if not in_place and all(is_strided(o) and o.untyped_storage()._cdata in homes for o in outs): return # a view
-    if in_place and self.parameter(outs[0]): return # a parameter changed in place stays where it is
+    if in_place and self.parameter(outs[0]): return self.note_shut(name, given, outs[0]) # it stays where it is
     if in_place and name in relabels: return # the same memory, read with other strides
     if row is not None and row.family == 'layer' and row.units(self, func, args, kwargs, outs): return
     if any(self.of(t) is not None for t in given): self.rule(func, row, args, kwargs, outs)
@@ -475,10 +476,10 @@ def block(self:Tracer, block):
         name, first = self.names[at := at.pop()], self.first[at]
         p = next(p for known in self.params.values() for n, p in known if n == name) # (another may stand in now)
         where = copied and _steps(behind - first) or dict(numbers=(behind - first).cpu(), values=block.detach().clone())
-        shut = self.shut.get(block)
-        if shut is not None and shut.any(): where['shut'] = shut.cpu().clone()
     if p.numel() != 1 + sum((n-1)*s for n, s in zip(p.shape, p.stride())):
         raise TraceError(f"the parameter '{name}' does not fill its memory without gaps; make it contiguous")
+    shut = self.shut.get(block)
+    if shut is not None and shut.any(): where['shut'] = shut.cpu().clone()
     return name, p, where
 
 # %% ../nbs/15_tape.ipynb #969bcb97
@@ -625,21 +626,47 @@ def follow_weights(self:Tracer, func, name, args, kwargs, outs, given):
     same = name in ('_to_copy', 'clone') and (self.parameter(made[0]) is not None or self.is_copy(made[0]))
     for o in outs: self.copies[o.untyped_storage()._cdata] = StorageWeakRef(o.untyped_storage()) if same else None
     family = getattr(operation(func), 'family', None)
-    if family == 'move' and name not in ('copy', 'sort', 'topk', 'col2im'):
+    cut = self.is_cut(name, made, outs[0])
+    if family == 'move' and not cut and name not in ('copy', 'sort', 'topk', 'col2im'):
+        self.move_shut(func, args, kwargs, outs, made)
         return [self.made.put(o, n) for o, n in zip(outs, rerun(func, args, kwargs, self.known_weight, 2))]
-    if name == 'copy' or name == '_weight_norm_interface': made = [args[1 if name == 'copy' else 0]]
+    if name == 'copy' and not cut or name == '_weight_norm_interface': made = [args[1 if name == 'copy' else 0]]
     whole = [w for t, w in ((t, self.known_weight(t)) for t in made if t.shape == outs[0].shape)
              if 0 not in t.stride() or int(w.max()) >= 0] # (or else it is a statistic, spread over its weights)
-    single = (is_pointwise(func) or family == 'keep' or name in ('copy', '_weight_norm_interface')) and \
+    single = (cut or is_pointwise(func) or family == 'keep' or name in ('copy', '_weight_norm_interface')) and \
         len(whole) and all(torch.equal(w, whole[0]) for w in whole)
     for o in outs: self.made.put(o, whole[0] if single and o.shape == outs[0].shape else -2)
-    if single and len(made) == 1 and name in ('mul', 'where', 'masked_fill'): self.note_shut(made[0], outs[0])
+    if single: self.note_shut(name, made, outs[0])
+
+# %% ../nbs/15_tape.ipynb #339f97e5
+_cuts = 'fill', 'zero', 'copy', 'tril', 'triu', 'index_fill', 'index_put', '_index_put_impl', 'scatter', 'fill_diagonal'
 
 @patch
-def note_shut(self:Tracer, weight, out):
+def is_cut(self:Tracer, name, made, out):
+    "Whether an operation leaves weights as they were, but for some over which it writes zeros."
+    if name not in _cuts or len(made) != 1 or made[0].shape != out.shape: return False
+    was = self.earlier.get(id(made[0]), made[0])
+    return bool(((out == was) | (out == 0)).all())
+
+@patch
+def note_shut(self:Tracer, name, given, out):
     "Note which weights become zero, and stay so, by a constant."
-    shut, before = (out == 0) & (weight != 0), self.shut.get(weight)
-    self.shut.put(out, shut if before is None else shut | before)
+    made = [t for t in given if self.behind(t) is not None]
+    if name == 'copy' and len(made) == 2: made = made[1:] # (what was there before does not count)
+    if len(made) != 1 or made[0].shape != out.shape: return
+    was, before = self.earlier.get(id(made[0]), made[0]), self.shut.get(made[0])
+    shut = torch.zeros_like(out, dtype=torch.bool) if before is None else before
+    if name in ('mul', 'where', 'masked_fill', *_cuts): shut = shut | (out == 0) & (was != 0)
+    if shut.any() or self.shut.get(out) is not None: self.shut.put(out, shut)
+
+@patch
+def move_shut(self:Tracer, func, args, kwargs, outs, made):
+    "What is moved is zero where it was."
+    if all(self.shut.get(t) is None for t in made): return
+    def known(t):
+        shut = self.shut.get(t)
+        return torch.zeros_like(t, dtype=torch.long) if shut is None else shut.long()
+    for o, shut in zip(outs, rerun(func, args, kwargs, known, 0)): self.shut.put(o, shut.bool())
 
 # %% ../nbs/15_tape.ipynb #306abdaf
 @patch

@@ -1,5 +1,5 @@
 "The path graph against autograd, against brute force, and on networks that are awkward."
-import copy, itertools, pickle, random, subprocess, sys, warnings
+import copy, itertools, math, pickle, random, subprocess, sys, warnings
 from collections import defaultdict
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from phew_nb.flow import path_flow
 from phew_nb.graph import Layer, PathGraph, TraceError, _plain, _run, as_graph, named_tensors, trace
 from phew_nb.tape import Tracer
 from phew_nb.masks import Masks
-from phew_nb.metrics import count_paths
+from phew_nb.metrics import count_paths, path_trace
+from phew_nb.synflow import synflow, synflow_l2
 from phew_nb.walks import phew
 
 root = Path(__file__).resolve().parent.parent
@@ -786,6 +787,66 @@ def test_weights_that_a_constant_zeroes_are_no_paths():
     with pytest.raises(ValueError, match='25 of 48 weights at most'): phew(graph, .6)
     every = Masks.dense(graph.params)
     assert every.report(graph).lost == {'l.weight': 21, 'o.weight': 2} and count_paths(graph, every) == 30
+
+def _in_place(change):
+    "A layer whose weights the network itself changes before it uses them."
+    def weight(s):
+        with torch.no_grad(): change(s, s.l.weight)
+        return s.l.weight
+    return weight
+
+def _on_a_copy(change):
+    def weight(s):
+        change(s, w := s.l.weight.clone())
+        return w
+    return weight
+
+def _set_to_zero(s, w): w[s.m == 0] = 0
+def _anew(s, w):
+    before = w.clone()
+    w.zero_().copy_(before)
+    w.tril_(-1)
+def _row_by_row(s, w):
+    for i in range(6): w[i, i:] = 0
+changes = dict(product=lambda s, w: w.mul_(s.m), places=_set_to_zero, triangle=lambda s, w: w.tril_(-1), slices=_row_by_row,
+               fill=lambda s, w: w.masked_fill_(s.m == 0, 0), copied=lambda s, w: w.copy_(w.tril(-1)),
+               twice=lambda s, w: w.mul_(s.m).mul_(2).div_(2), anew=_anew)
+cuts = {f'{how.__name__[1:]}, {name}': how(f) for how in (_in_place, _on_a_copy) for name, f in changes.items()} | dict(
+    triangle=lambda s: s.l.weight.tril(-1), places=lambda s: s.l.weight.index_put((s.m == 0,), torch.tensor(0.)),
+    rows=lambda s: torch.stack([s.l.weight[i]*s.m[i] for i in range(6)]), turned=lambda s: (s.l.weight*s.m).flip(0).flip(0),
+    where=lambda s: torch.where(s.m == 0, 0., s.l.weight), scaled=lambda s: 2*s.l.weight.tril(-1)/2)
+
+@pytest.mark.parametrize('cut', cuts.values(), ids=cuts)
+def test_zeros_written_over_weights_are_no_paths(cut):
+    "However they come there: as in a plain network whose masks leave these weights out."
+    model = Fn(lambda s, x: s.o(F.linear(x, cut(s), s.l.bias).tanh()), l=linear(6, 6), o=linear(6, 2))
+    model.register_buffer('m', torch.tril(torch.ones(6, 6), -1))
+    plain = nn.Sequential(model.l, nn.Tanh(), model.o)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    graph, below = trace(model, (6,)), Masks({'0.weight': model.m.bool(), '2.weight': torch.ones(2, 6, dtype=torch.bool)})
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert torch.equal(graph.layers[0].shut[0, ..., 0], model.m == 0) and count_paths(graph) == 30
+    for spatial in True, False:
+        traces = path_trace(model, input_size=graph, spatial=spatial), path_trace(plain, below, (6,), spatial=spatial)
+        assert math.isclose(*(t.log10 for t in traces), abs_tol=1e-9)
+        for method in synflow, synflow_l2: # (kept: all through which there is a path)
+            found = method(model, kept=15 + 10, input_size=graph, spatial=spatial)
+            assert not (found['l.weight'] & (model.m == 0)).any() and found['o.weight'][:, 1:].all()
+    found = phew(graph, .4)
+    assert not (found['l.weight'] & (model.m == 0)).any() and not sum(found.report(graph).lost.values())
+
+def _write_one(s):
+    w = s.l.weight.clone()
+    w[s.m == 0] = 1
+    return w
+
+def test_what_a_weights_own_value_decides_is_no_constant():
+    for f in (torch.relu, lambda w: w.clamp(min=0), lambda w: (w*9).round()/9, lambda w: F.hardshrink(w, .2)):
+        model = Fn(lambda s, x: s.o(F.linear(x, f(s.l.weight)).relu()), l=linear(4, 4), o=linear(4, 2))
+        assert all(layer.shut is None for layer in trace(model, (4,)).layers)
+    model = Fn(lambda s, x: s.o(F.linear(x, _write_one(s))), l=linear(6, 6), o=linear(6, 2))
+    model.register_buffer('m', torch.tril(torch.ones(6, 6), -1))
+    with pytest.raises(TraceError, match='cannot be followed to one'): trace(model, (6,))
 
 @pytest.mark.parametrize('masks', [False, True])
 def test_whole_kernels_have_no_weights_that_a_constant_zeroes(masks):
