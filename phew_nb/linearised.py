@@ -56,12 +56,17 @@ def _refused(step, why=''):
 def constant(self: Replay, step, args, kwargs):
     "An operation on constants alone."
     leaves = list(_fixed_in((args, kwargs)))
+    if plain_name(step.func) == 'bernoulli': return _expected(*args, **kwargs)
     out = step(*each_fixed(args, _itself), **each_fixed(kwargs, _itself))
     given, made = any(x.given for x in leaves), [x for x in leaves if x.by is not None]
     by = self.made_by(step.func, args, kwargs, out, made) if made else None
     if not isinstance(out, (list, tuple)): return Fixed(out, by, made[0].root if made else None, given)
     by = by if isinstance(by, (list, tuple)) else [by]*len(out)
     return [Fixed(o, b, made[0].root if made else None, given) for o, b in zip(out, by)]
+
+def _expected(x, p=None, **_):
+    "Of a draw its mean: dropout, in a program that was exported as it trains, leaves out nothing."
+    return Fixed(x.plain if p is None else torch.full_like(x.plain, p))
 
 def _itself(x): return x
 def _fixed_in(tree):
