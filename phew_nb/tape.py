@@ -661,7 +661,7 @@ def note_shut(self:Tracer, name, given, out):
     if name == 'copy' and len(made) == 2: made = made[1:] # (what was there before does not count)
     if len(made) != 1 or made[0].shape != out.shape: return
     was, before = self.earlier.get(id(made[0]), made[0]), self.shut.get(made[0])
-    shut = torch.zeros_like(out, dtype=torch.bool) if before is None else before
+    shut = torch.zeros_like(out, dtype=torch.bool) if before is None else before & (out == 0)
     if name in ('mul', 'where', 'masked_fill', *_cuts): shut = shut | (out == 0) & (was != 0)
     if shut.any() or self.shut.get(out) is not None: self.shut.put(out, shut)
 

@@ -835,6 +835,37 @@ def test_zeros_written_over_weights_are_no_paths(cut):
     found = phew(graph, .4)
     assert not (found['l.weight'] & (model.m == 0)).any() and not sum(found.report(graph).lost.values())
 
+def _zero_rows(w, m):
+    w = w.clone()
+    w[1:3] = 0
+    return w
+def _copied_over(w, m):
+    out = torch.ones_like(w)
+    out.copy_(w)
+    return out
+changed = [lambda w, m: w*m, lambda w, m: w.tril(1), lambda w, m: w.triu(-1), lambda w, m: w.masked_fill(m == 0, 0.), lambda w, m: w.T,
+           lambda w, m: w.flip(0), lambda w, m: w.roll(1, 1), lambda w, m: 3*w, lambda w, m: w.double().float(), lambda w, m: w.exp(), _zero_rows,
+           lambda w, m: torch.where(m == 0, 0., w), lambda w, m: torch.index_put(w, (m == 0,), torch.tensor(0.)), _copied_over, lambda w, m: w.clone().fill_diagonal_(0),
+           lambda w, m: torch.cat([w[2:], w[:2]]), lambda w, m: w.index_fill(1, torch.tensor([0, 3]), 0.), lambda w, m: w.clone().mul_(m), lambda w, m: w.neg()]
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, len(changed) - 1), min_size=1, max_size=5), st.integers(0, 2**16))
+def test_which_weight_is_behind_each_entry_and_where_none_is(steps, seed):
+    "By autograd: an entry of what is used depends on the weight that stands behind it, or where it is a zero on none."
+    gen = torch.Generator().manual_seed(seed)
+    m = (torch.rand(4, 4, generator=gen) < .7).float()
+    def used(w):
+        for i in steps: w = changed[i](w, m)
+        return w
+    model = Fn(lambda s, x: F.linear(x, used(s.l.weight)), l=linear(4, 4))
+    depends = torch.autograd.functional.jacobian(used, model.l.weight.detach()).view(16, 16) != 0
+    layer, = trace(model, (4,)).layers
+    assert not (depends.sum(1) > 1).any()
+    for row, place in zip(depends, layer.places().flatten(), strict=True):
+        assert row.nonzero().flatten().tolist() in ([], [int(place)])
+    none = torch.zeros(layer.size, dtype=torch.bool) if layer.shut is None else layer.shut
+    assert torch.equal(none, (layer.weight() == 0) & ~depends.any(1).view(layer.size)) # (exp of a zero is no zero)
+
 def _write_one(s):
     w = s.l.weight.clone()
     w[s.m == 0] = 1
