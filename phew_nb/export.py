@@ -19,7 +19,7 @@ from .graph import PathGraph, as_example, call, named_tensors, trace
 from .masks import Masks, as_masks, unwrapped
 from .models import PadShortcut
 from .state import memory_of, random_kept
-from .tape import tracer_now
+from .tracer import tracer_now
 
 # %% ../nbs/46_export.ipynb #b039d7dd
 def _masks_for(model, masks):

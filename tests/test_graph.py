@@ -16,7 +16,7 @@ from awkward import C, Branch, Fn, P, Program, kinds, models, seq
 from truth import Behind, compare, layer_ids
 from phew_nb.flow import path_flow
 from phew_nb.graph import Layer, PathGraph, TraceError, _plain, _run, as_graph, named_tensors, trace
-from phew_nb.tape import Tracer
+from phew_nb.tracer import Tracer
 from phew_nb.masks import Masks
 from phew_nb.metrics import count_paths, path_trace
 from phew_nb.synflow import synflow, synflow_l2
