@@ -241,7 +241,7 @@ def out_of_place(func):
         if not found._schema.is_mutable and takes(found._schema) == takes(func._schema): return found
     return func
 
-def unsaid(func, args, kwargs) -> dict:
+def unsaid(func, args) -> dict:
     "Arguments that an operation has by default where it writes to a tensor, and has to be given where it does not."
     ask = {a.name for a in out_of_place(func)._schema.arguments if not a.has_default_value()}
     left = func._schema.arguments[len(args):]
@@ -258,7 +258,7 @@ def note(self: Recorder, func, args, kwargs, out):
     into = writes(func, args, kwargs) if func._schema.is_mutable else []
     if not outs and not into: return
     if into and (not outs or _home(outs[0]) in map(_home, into)):
-        names, kwargs = {a.name for a in func._schema.arguments if a.is_out}, unsaid(func, args, kwargs) | kwargs
+        names, kwargs = {a.name for a in func._schema.arguments if a.is_out}, unsaid(func, args) | kwargs
         kwargs, func = {k: v for k, v in kwargs.items() if k not in names}, out_of_place(func)
         for t, n in zip(into, self.step(str(func), *self.given(args, kwargs), into)): self.written(t, n)
     else: self.made(func, args, kwargs, outs)
