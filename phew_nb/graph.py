@@ -65,8 +65,8 @@ def _check_size(input_size):
 def _said(size):
     "What was given for a size; of tensors, where they belong."
     parts = size.values() if isinstance(size, Mapping) else size if isinstance(size, (tuple, list)) else [size]
-    if not any(isinstance(t, Tensor) for t in parts): return repr(size)
-    return "the tensors themselves: those go as trace(model, example=...), whose graph stands wherever a size does"
+    if not any(hasattr(t, 'shape') for t in parts): return repr(size)
+    return "the arrays themselves: tensors go as trace(model, example=...), whose graph stands wherever a size does"
 
 def as_example(example # a tensor, a tuple or list of tensors, or a dict by argument
               ): # raises TypeError on anything else
@@ -154,7 +154,7 @@ def _run(tracer, example, channel_dim, outputs='all', given=True, across=()):
     except TraceError: raise
     except Exception as e: raise TraceError(_failed(e, example, given)) from e
     finally: tracer.put_back()
-    found = dict(named_tensors(out))
+    tracer.recorder.tape.zeroed, found = tracer.zeroed(), dict(named_tensors(out))
     tracer.write_down(lambda recorder: _finish(recorder, out, found))
     return found
 

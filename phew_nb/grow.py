@@ -118,8 +118,9 @@ def on_paths(graph:PathGraph, # of the network
     live = graph.live(masks, skips=True)
     flat = {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in graph.params.items()}
     for layer in graph.layers:
-        p = graph.params[layer.name]
-        flat[layer.name][layer.pick(torch.arange(p.numel()).view(p.shape))[edges_between(layer, live)].flatten()] = True
+        p, on = graph.params[layer.name], edges_between(layer, live)[..., None].expand(layer.size)
+        if layer.shut is not None: on = on & ~layer.shut
+        flat[layer.name][layer.pick(torch.arange(p.numel()).view(p.shape))[on]] = True
     return {name: t.view(graph.params[name].shape) for name, t in flat.items()}
 
 # %% ../nbs/53_grow.ipynb #e610b46d

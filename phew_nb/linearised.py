@@ -56,7 +56,7 @@ def _refused(step, why=''):
 def constant(self: Replay, step, args, kwargs):
     "An operation on constants alone."
     leaves = list(_fixed_in((args, kwargs)))
-    if plain_name(step.func) == 'bernoulli': return _expected(*args, **kwargs)
+    if plain_name(step.func) == 'bernoulli' and step.type.is_floating_point: return _expected(*args, **kwargs)
     out = step(*each_fixed(args, _itself), **each_fixed(kwargs, _itself))
     given, made = any(x.given for x in leaves), [x for x in leaves if x.by is not None]
     by = self.made_by(step.func, args, kwargs, out, made) if made else None
@@ -66,7 +66,8 @@ def constant(self: Replay, step, args, kwargs):
 
 def _expected(x, p=None, **_):
     "Of a draw its mean: dropout, in a program that was exported as it trains, leaves out nothing."
-    return Fixed(x.plain if p is None else torch.full_like(x.plain, p))
+    if p is None: return Fixed(x.plain)
+    return Fixed(torch.ones_like(x.plain)*(p.plain if isinstance(p, Fixed) else p))
 
 def _itself(x): return x
 def _fixed_in(tree):
@@ -180,12 +181,18 @@ def played(self: linearised, args, kwargs):
     params, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
     replay = Replay(self.power, self.dtype, self.square_means, self.every_row)
     def source(kind, key):
-        if kind == 'parameter': return Fixed(params[key].detach(), self.weights.get(key), key)
+        if kind == 'parameter': return _weights(params[key].detach(), self.weights.get(key), key, tape.zeroed.get(key))
         if kind != 'input': return Fixed(buffers[key] if kind == 'buffer' else key)
         x = inputs[key]
         return x.to(self.dtype).abs()**self.power if x.is_floating_point() else Fixed(x, given=True)
     device = next(iter(self.weights.values())).device.type if self.weights else 'cpu'
     with torch.autocast(device, enabled=False), random_kept(): return tape.play(source, replay)
+
+def _weights(p, by, name, zeroed):
+    "A parameter and its magnitudes, with the zeros that the network itself writes into it."
+    if zeroed is None: return Fixed(p, by, name)
+    zeroed = zeroed.to(p.device)
+    return Fixed(p.masked_fill(zeroed, 0), None if by is None else by.masked_fill(zeroed, 0), name)
 
 @patch
 def __call__(self: linearised,

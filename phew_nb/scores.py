@@ -400,7 +400,7 @@ def scoring(model:nn.Module,    # the network
 def _class_loss(out, y):
     "Cross-entropy, after checks of what ends as an index error, or on a GPU as a broken device."
     size, n = (out.shape[:1] + out.shape[2:], out.shape[1]) if out.ndim > 1 else (out.shape[:0], out.numel())
-    if len(size) == 1 and y.shape == (*size, 1): y = y[:, 0] # a column, as loaders of tables have it
+    if len(size) == 1 < n and y.shape == (*size, 1): y = y[:, 0] # a column, as loaders of tables have it
     if y.shape != size: raise ValueError(
         f"outputs of size {tuple(out.shape)} for classes of size {tuple(y.shape)}: give a loss=")
     wrong = y[(y != -100) & ((y < 0) | (y >= n))] # (-100 is PyTorch's "do not count")

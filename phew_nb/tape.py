@@ -65,6 +65,7 @@ class Tape:
     outputs: dict = field(default_factory=dict)  # name -> number of a value
     tree: object = None                          # what the network returns, with a `Ref` in place of each tensor
     weights: frozenset = frozenset()             # (type, device) of the network's parameters
+    zeroed: dict = field(default_factory=dict)   # name of a parameter -> where the network itself sets it to zero
     missing: str = ''                            # what could not be recorded, and where
 
     def __repr__(self):
@@ -256,6 +257,7 @@ def note(self: Recorder, func, args, kwargs, out):
     outs, name = tensors_in(out), plain_name(func)
     if name == 'as_strided' or func._schema.is_mutable and name in relabels: return # the same memory, in another way
     into = writes(func, args, kwargs) if func._schema.is_mutable else []
+    if any(kind == 'parameter' for t in into for kind, *_ in self.homes.get(_home(t), ())): return
     if not outs and not into: return
     if into and (not outs or _home(outs[0]) in map(_home, into)):
         names, kwargs = {a.name for a in func._schema.arguments if a.is_out}, unsaid(func, args) | kwargs

@@ -15,13 +15,14 @@ from fastcore.basics import patch
 from torch import nn, Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from .nodes import Layer, TraceError
 from .units import reach_back
 from .numbers import Numbers, distinct_rows, shrink
 from .rules import UnitNumbers, as_dense, constant_product, is_pointwise, is_strided, named, operation
 from .rules import plain_name, product, rerun, tensors_in
 from .operations import attend
-from .tape import relabels, writes
+from .tape import out_of_place, relabels, writes
 
 # %% ../nbs/16_tracer.ipynb #0c6aa785
 _way_out = ('express it by convolutions, linear layers, elementwise operations, pooling and data movement, or trace '
@@ -54,7 +55,7 @@ class Tracer(UnitNumbers, TorchDispatchMode):
         self.params, self.recorder, self.saved, self.starts, self.across = {}, None, {}, [], set()
         self.factors = set() # parameters that are multiplied with each other
         self.shut = Numbers(torch.bool, False) # of parameters and what is made of them: does a constant make it zero?
-        self.earlier = {} # what the weights were that the operation now running writes to
+        self.told = {} # storages of what is no weight, and yet depends on the values of weights: w > 0
         named = list(model.named_parameters())
         self.names = [name for name, _ in named]
         self.first = list(accumulate((p.numel() for _, p in named), initial=0))[:-1]
@@ -77,10 +78,10 @@ def __torch_dispatch__(self:Tracer, func, types, args=(), kwargs=None): # in the
     "After each operation: write it down, and follow it."
     kwargs = kwargs or {}
     if self.paused: return func(*args, **kwargs)
-    self.earlier = self.before_writing(func, args, kwargs) if func._schema.is_mutable else {}
+    if func._schema.is_mutable: self.before_writing(func, args, kwargs)
     out = func(*args, **kwargs)
     self.write_down(lambda recorder: recorder.note(func, args, kwargs, out))
-    try: self.follows and self.follow(func, args, kwargs, out)
+    try: (self.follow if self.follows else self.follow_zeros)(func, args, kwargs, out)
     except TraceError: raise
     except Exception as e: self.refuse(func, e)
     return out
@@ -88,13 +89,12 @@ def __torch_dispatch__(self:Tracer, func, types, args=(), kwargs=None): # in the
 # %% ../nbs/16_tracer.ipynb #9f76743f
 @patch
 def before_writing(self:Tracer, func, args, kwargs):
-    "Parameters that are about to be changed are kept, and what was never read is read; the weights that are changed."
+    "Parameters that are about to be changed are kept, and what was never read is read."
     for t in writes(func, args, kwargs):
         if is_strided(t) and (found := self.parameter(t)):
             name, p = found
-            if name not in self.saved: self.saved[name] = p, p.detach().clone()
+            if name not in self.saved: self.saved[name] = p.data, p.detach().clone() # (its memory: it may get another)
     self.write_down(lambda recorder: recorder.referred((args, kwargs)))
-    return {id(t): t.clone() for t in writes(func, args, kwargs) if self.behind(t) is not None}
 
 @patch
 def write_down(self:Tracer, how):
@@ -106,7 +106,7 @@ def write_down(self:Tracer, how):
 @patch
 def put_back(self:Tracer):
     "Parameters that the network changed get their values back."
-    for p, old in self.saved.values(): p.data.copy_(old)
+    for data, old in self.saved.values(): data.copy_(old)
 
 @patch
 def refuse(self:Tracer, func, why):
@@ -161,7 +161,7 @@ def follow(self:Tracer, func, args, kwargs, out):
     name, in_place, row = plain_name(func), func._schema.is_mutable, operation(func)
     homes = {t.untyped_storage()._cdata for t in given}
     if not in_place and all(is_strided(o) and o.untyped_storage()._cdata in homes for o in outs): return # a view
-    if in_place and self.parameter(outs[0]): return self.note_shut(name, given, outs[0]) # it stays where it is
+    if in_place and self.parameter(outs[0]): return self.note_shut(func, args, kwargs, outs[0]) # it stays where it is
     if in_place and name in relabels: return # the same memory, read with other strides
     if row is not None and row.family == 'layer' and row.units(self, func, args, kwargs, outs): return
     if any(self.of(t) is not None for t in given): self.rule(func, row, args, kwargs, outs)
@@ -304,7 +304,8 @@ def groups(self:Tracer, weight):
     B = len(weight)
     if weight.stride(0) == 0: return torch.zeros(B, dtype=torch.long), weight[:1]
     if B == 1 or self.parameter(weight) is not None: return torch.arange(B), weight
-    first, which = distinct_rows(self.made.get(weight).flatten(1).cpu())
+    numbers, shut = self.made.get(weight).flatten(1), self.shut.get(weight)
+    first, which = distinct_rows((numbers if shut is None else 2*numbers + shut.flatten(1)).cpu())
     step = int(first[1]) if len(first) > 1 else 1
     if not torch.equal(which, torch.arange(B) // step % len(first)): raise ValueError('it shares some weights')
     return which, weight[::step][:len(first)]
@@ -355,16 +356,18 @@ def in_a_row(self:Tracer, weight):
 @patch
 def follow_weights(self:Tracer, func, name, args, kwargs, outs, given):
     "The weight behind each entry of what is computed from parameters alone; -2 where there is no single one."
-    outs = [o for o in outs if o.is_floating_point() and is_strided(o)]
     made = [t for t in given if self.behind(t) is not None]
-    if not outs or not made: return
-    if getattr(operation(func), 'family', None) == 'layer': # a product of parameters alone (or with constants)
+    if made or any(map(self.tells, given)): self.note_told([o for o in outs if not (made and o.is_floating_point())])
+    outs = [o for o in outs if o.is_floating_point() and is_strided(o)]
+    family = getattr(operation(func), 'family', None)
+    constant = family == 'fill' and not func._schema.is_mutable # `zeros_like`: of the size of weights
+    if not outs or not made or constant: return
+    if family == 'layer': # a product of parameters alone (or with constants)
         known = all(bool((self.behind(t) != -2).all()) for t in made)
         return [self.made.put(o, -3 if known else -2) for o in outs]
     same = name in ('_to_copy', 'clone') and (self.parameter(made[0]) is not None or self.is_copy(made[0]))
     for o in outs: self.copies[o.untyped_storage()._cdata] = StorageWeakRef(o.untyped_storage()) if same else None
-    family = getattr(operation(func), 'family', None)
-    cut = self.is_cut(name, made, outs[0])
+    cut = self.is_cut(func, args, kwargs, made, outs[0])
     if family == 'move' and not cut and name not in ('copy', 'sort', 'topk', 'col2im'):
         self.move_shut(func, args, kwargs, outs, made)
         return [self.made.put(o, n) for o, n in zip(outs, rerun(func, args, kwargs, self.known_weight, 2))]
@@ -374,28 +377,53 @@ def follow_weights(self:Tracer, func, name, args, kwargs, outs, given):
     single = (cut or is_pointwise(func) or family == 'keep' or name in ('copy', '_weight_norm_interface')) and \
         len(whole) and all(torch.equal(w, whole[0]) for w in whole)
     for o in outs: self.made.put(o, whole[0] if single and o.shape == outs[0].shape else -2)
-    if single: self.note_shut(name, made, outs[0])
+    if single: self.note_shut(func, args, kwargs, outs[0])
 
 # %% ../nbs/16_tracer.ipynb #339f97e5
 _cuts = 'fill', 'zero', 'copy', 'tril', 'triu', 'index_fill', 'index_put', '_index_put_impl', 'scatter', 'fill_diagonal'
+_products = 'mul', 'div', '_weight_norm_interface'
+
+def _tried(func, args, kwargs, weight):
+    "What an operation makes of weights that are all the same number, and that number."
+    one = torch.full_like(weight, .7310586)
+    args, kwargs = tree_map(lambda t: one.clone() if t is weight else t, (args, kwargs))
+    return tensors_in(out_of_place(func)(*args, **kwargs))[0], one
 
 @patch
-def is_cut(self:Tracer, name, made, out):
+def is_cut(self:Tracer, func, args, kwargs, made, out):
     "Whether an operation leaves weights as they were, but for some over which it writes zeros."
-    if name not in _cuts or len(made) != 1 or made[0].shape != out.shape: return False
-    was = self.earlier.get(id(made[0]), made[0])
-    return bool(((out == was) | (out == 0)).all())
+    if plain_name(func) not in _cuts or len(made) != 1 or made[0].shape != out.shape: return False
+    new, one = _tried(func, args, kwargs, made[0])
+    return bool(((new == one) | (new == 0)).all())
 
 @patch
-def note_shut(self:Tracer, name, given, out):
-    "Note which weights become zero, and stay so, by a constant."
+def note_shut(self:Tracer, func, args, kwargs, out):
+    "Note which weights become zero, and stay so, by a constant; an operation in place may also end that."
+    if not out.is_floating_point(): return
+    name, given = plain_name(func), tensors_in((args, kwargs))
     made = [t for t in given if self.behind(t) is not None]
     if name == 'copy' and len(made) == 2: made = made[1:] # (what was there before does not count)
-    if len(made) != 1 or made[0].shape != out.shape: return
-    was, before = self.earlier.get(id(made[0]), made[0]), self.shut.get(made[0])
-    shut = torch.zeros_like(out, dtype=torch.bool) if before is None else before & (out == 0)
-    if name in ('mul', 'where', 'masked_fill', *_cuts): shut = shut | (out == 0) & (was != 0)
+    marks = [self.shut.get(t) for t in made if t.shape == out.shape]
+    known = [m for m in marks if m is not None]
+    shut = torch.zeros_like(out, dtype=torch.bool)
+    if known and name in _products: shut = torch.stack(known).any(0)
+    elif known and len(known) == len(made): shut = torch.stack(known).all(0) & (out == 0)
+    by_constants = len(made) == len(marks) == 1 and not any(map(self.tells, given))
+    if by_constants and name in ('mul', 'where', 'masked_fill', *_cuts):
+        shut = shut | (_tried(func, args, kwargs, made[0])[0] == 0)
     if shut.any() or self.shut.get(out) is not None: self.shut.put(out, shut)
+
+# %% ../nbs/16_tracer.ipynb #a17c03d9
+@patch
+def note_told(self:Tracer, outs):
+    "Note what is computed from the values of weights, and is not made of them."
+    for o in filter(is_strided, outs): self.told[o.untyped_storage()._cdata] = StorageWeakRef(o.untyped_storage())
+
+@patch
+def tells(self:Tracer, t):
+    "Whether a tensor depends on the values of weights, and is not made of them, or comes from the input."
+    told = self.told.get(t.untyped_storage()._cdata) if is_strided(t) else None
+    return told is not None and not told.expired() or self.of(t) is not None
 
 @patch
 def move_shut(self:Tracer, func, args, kwargs, outs, made):
@@ -405,6 +433,20 @@ def move_shut(self:Tracer, func, args, kwargs, outs, made):
         shut = self.shut.get(t)
         return torch.zeros_like(t, dtype=torch.long) if shut is None else shut.long()
     for o, shut in zip(outs, rerun(func, args, kwargs, known, 0)): self.shut.put(o, shut.bool())
+
+@patch
+def follow_zeros(self:Tracer, func, args, kwargs, out):
+    "Where only a tape is wanted: note the zeros that the network writes into its parameters."
+    outs = tensors_in(out)
+    if func._schema.is_mutable and outs and is_strided(outs[0]) and self.parameter(outs[0]):
+        kwargs = {k: v for k, v in kwargs.items() if not any(a.name == k and a.is_out for a in func._schema.arguments)}
+        self.note_shut(func, args, kwargs, outs[0])
+
+@patch
+def zeroed(self:Tracer) -> dict:
+    "Name -> where the network has set the parameter itself to zero."
+    found = {name: self.shut.get(data) for name, (data, _) in self.saved.items()}
+    return {name: shut.cpu().clone() for name, shut in found.items() if shut is not None and shut.any()}
 
 # %% ../nbs/16_tracer.ipynb #306abdaf
 @patch

@@ -15,10 +15,13 @@ from torch.nn.utils import parametrizations
 from awkward import C, Branch, Fn, P, Program, kinds, models, seq
 from truth import Behind, compare, layer_ids
 from phew_nb.flow import path_flow
+from phew_nb.grow import on_paths
 from phew_nb.graph import Layer, PathGraph, TraceError, _plain, _run, as_graph, named_tensors, trace
+from phew_nb.linearised import linearised
 from phew_nb.tracer import Tracer
 from phew_nb.masks import Masks
 from phew_nb.metrics import count_paths, path_trace
+from phew_nb.rewire import widen
 from phew_nb.synflow import synflow, synflow_l2
 from phew_nb.walks import phew
 
@@ -866,18 +869,105 @@ def test_which_weight_is_behind_each_entry_and_where_none_is(steps, seed):
     none = torch.zeros(layer.size, dtype=torch.bool) if layer.shut is None else layer.shut
     assert torch.equal(none, (layer.weight() == 0) & ~depends.any(1).view(layer.size)) # (exp of a zero is no zero)
 
+def masked(f, **more):
+    "A network whose first layer's weights are what `f` makes of them, and a mask below the diagonal."
+    model = Fn(lambda s, x: s.o(F.linear(x, f(s), s.l.bias).tanh()), l=linear(6, 6), o=linear(6, 2), **more)
+    model.register_buffer('m', torch.tril(torch.ones(6, 6), -1))
+    return model
+
+def gain(): return nn.Parameter(torch.ones(6, 1))
+after = dict(gain=(lambda s: s.l.weight*s.m*s.g, dict(g=gain())), normalised=(lambda s: F.normalize(s.l.weight*s.m), {}),
+             weight_norm=(lambda s: s.g*(s.l.weight*s.m)/(s.l.weight*s.m).norm(dim=1, keepdim=True), dict(g=gain())),
+             rounded=(lambda s: (w := s.l.weight*s.m) + ((w*9).round()/9 - w).detach(), {}),
+             zeros_like=(lambda s: torch.where(s.m > 0, s.l.weight, torch.zeros_like(s.l.weight)), {}),
+             new_zeros=(lambda s: torch.where(s.m > 0, s.l.weight, s.l.weight.new_zeros(())), {}))
+
+@pytest.mark.parametrize('f, more', after.values(), ids=after)
+def test_zeros_stay_zeros_whatever_they_are_multiplied_with(f, more):
+    graph = trace(model := masked(f, **more), (6,))
+    assert torch.equal(graph.layers[0].shut[0, ..., 0], model.m == 0) and count_paths(graph) == 30
+
+@pytest.mark.parametrize('in_place', [False, True])
+def test_zeros_are_seen_where_the_weights_are_zero_already(in_place):
+    "After a forward pass, or masks, the graph is the same."
+    how = _in_place(lambda s, w: w.mul_(s.m)) if in_place else lambda s: s.l.weight*s.m
+    graph = trace(model := masked(how), (6,))
+    phew(graph, .3, seed=0).apply(model)
+    model(torch.randn(2, 6))
+    assert torch.equal(trace(model, (6,)).layers[0].shut, graph.layers[0].shut) and count_paths(trace(model, (6,))) == 30
+
+def _also(change):
+    def weight(s):
+        with torch.no_grad(): change(s, s.l.weight.mul_(s.m))
+        return s.l.weight
+    return weight
+
+def test_what_is_written_over_zeros_opens_them():
+    delta = nn.Parameter(torch.ones(6, 6))
+    for how in (_also(lambda s, w: w.sub_(w.mean())), _also(lambda s, w: w.add_(s.d)), lambda s: s.l.weight*s.m - (s.l.weight*s.m).mean()):
+        graph = trace(masked(how, d=delta), (6,))
+        assert graph.layers[0].shut is None and count_paths(graph) == 72
+
+@pytest.mark.parametrize('change', [lambda s, w: w.renorm_(2, 0, .3), lambda s, w: w.copy_(w @ torch.eye(6)), lambda s, w: w.add_(s.d), lambda s, w: w.mul_(2),
+                                    lambda s, w: torch._foreach_mul_([w], [s.m + 1]), lambda s, w: torch.view_as_complex(w.data.view(6, 3, 2)).mul_(2),
+                                    lambda s, w: w.copy_(s.d), lambda s, w: w.data.view(torch.int32).bitwise_and_(-1)])
+def test_what_else_a_network_writes_into_its_weights_is_not_followed(change):
+    "Both readings take the weights as they are found."
+    model = masked(_in_place(change), d=nn.Parameter(torch.rand(6, 6)))
+    plain, graph = nn.Sequential(model.l, nn.Tanh(), model.o), trace(model, (6,))
+    for spatial in True, False:
+        assert math.isclose(path_trace(model, input_size=graph, spatial=spatial).log10, path_trace(plain, input_size=(6,)).log10, abs_tol=1e-9)
+    assert [m.int().tolist() for m in synflow(model, .4, graph).values()] == [m.int().tolist() for m in synflow(plain, .4, (6,)).values()]
+
+def test_a_table_that_renormalises_its_rows_is_read_as_it_is():
+    ids = torch.arange(7)[None]
+    model = nn.Sequential(nn.Embedding(7, 4, max_norm=.5), linear(4, 3))
+    table = model[0].weight.detach().abs()
+    total, _ = linearised(model, 1, traced=trace(model, example=ids)).gradients(ids)
+    assert math.isclose(total, float((table.double() @ model[1].weight.detach().double().abs().T).sum()), rel_tol=1e-6)
+
+def test_a_mask_each_for_a_stack_of_one_weight():
+    ms = (torch.rand(4, 6, 6, generator=torch.Generator().manual_seed(0)) < .5).float()
+    def one_by_one(s, x): return s.o(sum(F.linear(x[:, i], s.l.weight*s.ms[i]) for i in range(4)))
+    def stacked(s, x): return s.o(torch.einsum('bti,toi->bto', x, torch.stack([s.l.weight*s.ms[i] for i in range(4)]))).sum(1)
+    def expanded(s, x): return s.o(torch.bmm(x.transpose(0, 1), (s.l.weight.expand(4, 6, 6)*s.ms).mT).transpose(0, 1)).sum(1)
+    def paths(f):
+        model = Fn(f, l=nn.Linear(6, 6, bias=False), o=linear(6, 2))
+        model.register_buffer('ms', ms)
+        return count_paths(trace(model, (4, 6), channel_dim=2))
+    assert paths(one_by_one) == paths(stacked) == paths(expanded) == int(ms.sum())*2
+
+def test_weights_that_get_another_memory_in_the_pass_are_put_back():
+    def moved(s):
+        s.l.weight.data.mul_(s.m)
+        s.l.weight.data = s.l.weight.data*2
+        return s.l.weight
+    before = (model := masked(moved)).l.weight.detach().clone()
+    assert count_paths(trace(model, (6,))) == 30 and torch.equal(model.l.weight, before)
+
 def _write_one(s):
     w = s.l.weight.clone()
     w[s.m == 0] = 1
     return w
 
 def test_what_a_weights_own_value_decides_is_no_constant():
-    for f in (torch.relu, lambda w: w.clamp(min=0), lambda w: (w*9).round()/9, lambda w: F.hardshrink(w, .2)):
+    def small(w):
+        w = w.clone()
+        w[w.abs() < .2] = 0
+        return w
+    for f in (torch.relu, lambda w: w.clamp(min=0), lambda w: (w*9).round()/9, lambda w: F.hardshrink(w, .2), small, lambda w: w*(w > 0),
+              lambda w: torch.where(w > 0, w, 0.), lambda w: w*(w.abs() > .2).float()):
         model = Fn(lambda s, x: s.o(F.linear(x, f(s.l.weight)).relu()), l=linear(4, 4), o=linear(4, 2))
         assert all(layer.shut is None for layer in trace(model, (4,)).layers)
     model = Fn(lambda s, x: s.o(F.linear(x, _write_one(s))), l=linear(6, 6), o=linear(6, 2))
     model.register_buffer('m', torch.tril(torch.ones(6, 6), -1))
     with pytest.raises(TraceError, match='cannot be followed to one'): trace(model, (6,))
+
+def test_weights_are_not_moved_or_grown_where_a_constant_zeroes_them():
+    graph = trace(model := masked(lambda s: s.l.weight*s.m), (6,))
+    masks, shut = phew(graph, .3), model.m == 0
+    assert not any((widen(graph, masks, x, seed=seed)['l.weight'] & shut).any() for x in (0., .5, 1.) for seed in range(20))
+    assert torch.equal(on_paths(graph, Masks.dense(graph.params))['l.weight'], ~shut)
 
 @pytest.mark.parametrize('masks', [False, True])
 def test_whole_kernels_have_no_weights_that_a_constant_zeroes(masks):

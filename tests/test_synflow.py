@@ -608,3 +608,14 @@ def test_a_program_that_was_exported_as_it_trains_leaves_out_nothing(method):
     assert [{node.args[2] for node in p.graph.nodes if 'dropout' in str(node.target)} for p in programs] == [{True}, {False}]
     training, evaluating = (method(p, .2, trace(p, example=x)) for p in programs)
     assert training == evaluating == method(model, .2, (3, 8, 8))
+
+@pytest.mark.parametrize('draw', [lambda: torch.empty(4).bernoulli_(.8), lambda: torch.bernoulli(torch.full((4,), .8)), lambda: torch.empty(4).bernoulli_(torch.full((4,), .8))])
+def test_a_draw_counts_by_its_mean(draw):
+    class Drawn(nn.Module):
+        def __init__(self, draw):
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.draw = nn.Linear(4, 4), nn.Linear(4, 2), draw
+        def forward(self, x): return self.b(self.a(x)*self.draw())
+    drawn, mean = (linearised(Drawn(f)).total(torch.ones(1, 4)) for f in (draw, lambda: torch.full((4,), .8)))
+    assert math.isclose(drawn, mean, rel_tol=1e-6)
