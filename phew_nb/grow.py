@@ -119,7 +119,7 @@ def on_paths(graph:PathGraph, # of the network
     flat = {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in graph.params.items()}
     for layer in graph.layers:
         p, on = graph.params[layer.name], edges_between(layer, live)[..., None].expand(layer.size)
-        if layer.shut is not None: on = on & ~layer.shut
+        if (usable := layer.usable()) is not None: on = on & usable
         flat[layer.name][layer.pick(torch.arange(p.numel()).view(p.shape))[on]] = True
     return {name: t.view(graph.params[name].shape) for name, t in flat.items()}
 

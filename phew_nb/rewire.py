@@ -72,7 +72,7 @@ def _place(layer, n, chosen, gen):
     "(G, O, I, K) mask with `n` weights between chosen units, in touch with as many of them as possible."
     (G, *_, K), rows, columns = layer.size, chosen[layer.dst], chosen[layer.src.clamp(min=0)] & (layer.src >= 0)
     allowed = (rows[:, :, None] & columns[:, None, :])[..., None].expand(layer.size)
-    if layer.shut is not None: allowed = allowed & ~layer.shut
+    if (usable := layer.usable()) is not None: allowed = allowed & usable
     keys, first = torch.rand(layer.size, generator=gen), []
     for g in range(G):
         o, i = _cover(rows[g].nonzero()[:, 0], _one_column_each(layer.src[g], chosen, gen), gen)

@@ -140,7 +140,7 @@ def _edge_gradients(flow):
     for layer in flow.graph.layers if float(flow.total.m) else ():
         if layer.name not in flat: continue
         ends, grad = (flow.ends(layer)/flow.total).plain()[..., None].expand(layer.size), flat[layer.name]
-        if layer.shut is not None: ends = ends.masked_fill(layer.shut, 0)
+        if (usable := layer.usable()) is not None: ends = ends*usable
         if layer.alone: layer.arranged(grad).add_(ends)
         else: grad.index_add_(0, layer.places().reshape(-1), ends.reshape(-1))
     return {name: flat[name].as_strided(p.shape, p.stride()) for name, p in params.items()}

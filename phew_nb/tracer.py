@@ -22,7 +22,7 @@ from .numbers import Numbers, distinct_rows, shrink
 from .rules import UnitNumbers, as_dense, constant_product, is_pointwise, is_strided, named, operation
 from .rules import plain_name, product, rerun, tensors_in
 from .operations import attend
-from .tape import out_of_place, relabels, writes
+from .tape import out_of_place, relabels, without_out, writes
 
 # %% ../nbs/16_tracer.ipynb #0c6aa785
 _way_out = ('express it by convolutions, linear layers, elementwise operations, pooling and data movement, or trace '
@@ -141,6 +141,11 @@ def behind(self:Tracer, t):
     return (at + self.first[self.names.index(found[0])]).to(t.device)
 
 @patch
+def has_weights(self:Tracer, t):
+    "Whether `behind` has an answer, without writing it down."
+    return is_strided(t) and (self.parameter(t) is not None or self.made.get(t) is not None)
+
+@patch
 def is_weight(self:Tracer, t):
     "Whether a tensor is a parameter, or made of parameters; a product of them (-3) is a constant."
     if self.parameter(t) is not None: return True
@@ -152,7 +157,7 @@ def is_weight(self:Tracer, t):
 def follow(self:Tracer, func, args, kwargs, out):
     "Write the unit numbers of an operation's results."
     outs = tensors_in(out)
-    kwargs = {k: v for k, v in kwargs.items() if not any(a.name == k and a.is_out for a in func._schema.arguments)}
+    kwargs = without_out(func, kwargs)
     given = tensors_in((args, kwargs))
     if not outs: return
     if not all(map(is_strided, given)):
@@ -356,7 +361,7 @@ def in_a_row(self:Tracer, weight):
 @patch
 def follow_weights(self:Tracer, func, name, args, kwargs, outs, given):
     "The weight behind each entry of what is computed from parameters alone; -2 where there is no single one."
-    made = [t for t in given if self.behind(t) is not None]
+    made = list(filter(self.has_weights, given))
     if made or any(map(self.tells, given)): self.note_told([o for o in outs if not (made and o.is_floating_point())])
     outs = [o for o in outs if o.is_floating_point() and is_strided(o)]
     family = getattr(operation(func), 'family', None)
@@ -401,7 +406,7 @@ def note_shut(self:Tracer, func, args, kwargs, out):
     "Note which weights become zero, and stay so, by a constant; an operation in place may also end that."
     if not out.is_floating_point(): return
     name, given = plain_name(func), tensors_in((args, kwargs))
-    made = [t for t in given if self.behind(t) is not None]
+    made = list(filter(self.has_weights, given))
     if name == 'copy' and len(made) == 2: made = made[1:] # (what was there before does not count)
     marks = [self.shut.get(t) for t in made if t.shape == out.shape]
     known = [m for m in marks if m is not None]
@@ -439,8 +444,7 @@ def follow_zeros(self:Tracer, func, args, kwargs, out):
     "Where only a tape is wanted: note the zeros that the network writes into its parameters."
     outs = tensors_in(out)
     if func._schema.is_mutable and outs and is_strided(outs[0]) and self.parameter(outs[0]):
-        kwargs = {k: v for k, v in kwargs.items() if not any(a.name == k and a.is_out for a in func._schema.arguments)}
-        self.note_shut(func, args, kwargs, outs[0])
+        self.note_shut(func, args, without_out(func, kwargs), outs[0])
 
 @patch
 def zeroed(self:Tracer) -> dict:
