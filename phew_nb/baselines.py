@@ -341,7 +341,7 @@ def _rows(graph):
         if layer.name not in seen: continue
         p, (G, O, I, K) = layer.param, layer.size
         places = layer.pick(torch.arange(p.numel(), device=p.device).view(p.shape)).reshape(G*O, I*K).cpu()
-        if seen[layer.name][places].any(): continue # a parameter that is used again
+        if seen[layer.name][places].any() or len(places.unique()) < places.numel(): continue # it is used again
         seen[layer.name][places] = True
         yield layer.name, places
     for name, done in seen.items():

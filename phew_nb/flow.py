@@ -321,7 +321,9 @@ def _meet(self: Flow, first, second, some, state):
     one, two = ([t.expand(node.size).reshape(-1) for t in table(node)] for node in (first, second))
     factor = self._factor(first, 2).values().map(lambda t: t.reshape(-1))
     ok = (one[2] >= some[0]) & (one[2] <= some[-1]) & (one[1] >= 0) & (factor.m > 0)
-    i, j = _join(torch.where(ok, one[0], -1), torch.where(two[1] >= 0, two[0], -2))
+    also, usable = two[1] >= 0, second.usable()
+    if usable is not None: also &= usable.reshape(-1)
+    i, j = _join(torch.where(ok, one[0], -1), torch.where(also, two[0], -2))
     between = state[two[1][j], one[2][i] - some[0]]
     return one[0][i], self.into[one[1][i]]*factor[i]*between*self.out[two[2][j]]*2.
 

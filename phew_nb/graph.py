@@ -154,7 +154,8 @@ def _run(tracer, example, channel_dim, outputs='all', given=True, across=()):
     except TraceError: raise
     except Exception as e: raise TraceError(_failed(e, example, given)) from e
     finally: tracer.put_back()
-    tracer.recorder.tape.zeroed, found = tracer.zeroed(), dict(named_tensors(out))
+    tape, found = tracer.recorder.tape, dict(named_tensors(out))
+    tape.zeroed, tape.masks = tracer.zeroed(), frozenset(tracer.masks)
     tracer.write_down(lambda recorder: _finish(recorder, out, found))
     return found
 

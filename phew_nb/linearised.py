@@ -59,6 +59,7 @@ def constant(self: Replay, step, args, kwargs):
     if plain_name(step.func) == 'bernoulli' and step.type.is_floating_point: return _expected(*args, **kwargs)
     out = step(*each_fixed(args, _itself), **each_fixed(kwargs, _itself))
     given, made = any(x.given for x in leaves), [x for x in leaves if x.by is not None]
+    made = [x for x in made if x.root not in self.masks] or made
     by = self.made_by(step.func, args, kwargs, out, made) if made else None
     if not isinstance(out, (list, tuple)): return Fixed(out, by, made[0].root if made else None, given)
     by = by if isinstance(by, (list, tuple)) else [by]*len(out)
@@ -88,15 +89,24 @@ def made_by(self: Replay, func, args, kwargs, out, made):
     if name == 'copy': made = [x for x in args[1:2] if isinstance(x, Fixed) and x.by is not None]
     if name in _copies: return made[0].by.expand(self.shape) if made else None
     moves = row is not None and row.family in ('move', 'scatter') and name not in ('sort', 'topk')
-    if moves: return self.moved_weights(func, args, kwargs)
+    if moves or name == 'where' and len(made) > 1: return self.moved_weights(func, args, kwargs)
     single = row is not None and row.family in ('keep', 'gates', 'alternatives') or name == '_weight_norm_interface'
     made = made[:1] if name == '_weight_norm_interface' else [x for x in made if x.by.shape == self.shape]
-    if not single or not made or any(x.root != made[0].root for x in made): return None
-    first = made[0]
-    new = (out[0] if isinstance(out, (list, tuple)) else out).to(self.dtype).abs()**self.power
-    was = first.plain.to(self.dtype).abs()**self.power
-    by = new*torch.where(was > 0, first.by/was.masked_fill(was == 0, 1), 1.)
-    return [by] + [None]*(len(out) - 1) if isinstance(out, (list, tuple)) else by
+    if not single or not made: return None
+    by = self.scaled_weights((out[0] if isinstance(out, (list, tuple)) else out).to(self.dtype).abs()**self.power, made)
+    return [by] + [None]*(len(out) - 1) if by is not None and isinstance(out, (list, tuple)) else by
+
+# %% ../nbs/26_linearised.ipynb #74e8f2aa
+@patch
+def scaled_weights(self: Replay, new, made):
+    "Of magnitudes that are made of weights elementwise, what follows the weights; None where several make one entry."
+    by, left = torch.zeros_like(new), torch.ones_like(new, dtype=torch.bool)
+    for x in made:
+        was = x.plain.to(self.dtype).abs()**self.power
+        if x.root != made[0].root and bool(((was > 0) & ~left).any()): return None
+        by = torch.where(left & (was > 0), new*x.by/was.masked_fill(was == 0, 1), by)
+        left = left & (was == 0)
+    return torch.where(left, new, by)
 
 # %% ../nbs/26_linearised.ipynb #0540cb61
 @patch
@@ -179,7 +189,7 @@ def played(self: linearised, args, kwargs):
     "The signals that arrive at the outputs, by the number of their value."
     tape, inputs = self.recorded(args, kwargs)
     params, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
-    replay = Replay(self.power, self.dtype, self.square_means, self.every_row)
+    replay = Replay(self.power, self.dtype, self.square_means, self.every_row, tape.masks)
     def source(kind, key):
         if kind == 'parameter': return _weights(params[key].detach(), self.weights.get(key), key, tape.zeroed.get(key))
         if kind != 'input': return Fixed(buffers[key] if kind == 'buffer' else key)

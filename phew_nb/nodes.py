@@ -7,6 +7,7 @@ __all__ = ['like', 'Layer', 'TraceError', 'Junction']
 
 # %% ../nbs/10_nodes.ipynb #cc9c95b2
 from dataclasses import dataclass
+from math import prod
 import torch
 from torch import Tensor
 from fastcore.basics import patch
@@ -75,7 +76,17 @@ def places(self:Layer) -> Tensor: # (G, O, I, K)
 @patch(as_prop=True)
 def alone(self:Layer) -> bool:
     "Whether each weight has a place of its own that steps lead to: no two share one, and none is computed."
-    return self.stride is not None and all(s for s, n in zip(self.stride, self.size) if n > 1)
+    reach = 1 # of the dimensions with smaller steps
+    for s, n in sorted(zip(self.stride or (), self.size)):
+        if n > 1 and s < reach: return False
+        reach += (n - 1)*s
+    return self.stride is not None
+
+@patch(as_prop=True)
+def fills(self:Layer) -> bool:
+    "Whether each of the parameter's weights stands at one place of the layer."
+    if prod(self.size) != self.param.numel(): return False
+    return self.alone or len(self.places().unique()) == self.param.numel()
 
 # %% ../nbs/10_nodes.ipynb #6e3124f6
 @patch

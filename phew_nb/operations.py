@@ -67,7 +67,7 @@ teach('''cat stack index _unsafe_index index_select gather roll flip repeat cons
     split_with_sizes_copy squeeze_copy unsqueeze_copy transpose_copy''', 'move')
 teach('''view _unsafe_view _reshape_alias permute transpose t expand slice select unsqueeze squeeze split
     split_with_sizes unbind diagonal unfold alias detach narrow unsafe_chunk chunk movedim''', 'move')
-teach('read_memory write_memory', 'move')
+teach('read_memory write_memory block_diag masked_scatter', 'move')
 
 # %% ../nbs/14_operations.ipynb #045683cd
 _chooses = 'index', 'index_select', 'gather', 'take'

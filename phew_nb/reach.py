@@ -225,7 +225,7 @@ def _plainly(walker):
     weights = walker.sides[0].weights
     names = [w.layer.name for w in weights.values()]
     if not 0 <= walker.power <= 2 or len(walker.sides) < 2 or len(set(names)) < len(names): return 0
-    if any(w.layer.stride is None or 0 in w.layer.stride for w in weights.values()): return 0 # a weight may stand twice
+    if not all(w.layer.alone for w in weights.values()): return 0 # a weight may stand twice
     counts = [_drawn(w, [side.tables[i].zero_rows() for side in walker.sides], walker.sides[0])
               for i, w in weights.items()]
     return 0 if None in counts else sum(n for n, w in zip(counts, weights.values()) if w.layer.counted)

@@ -102,7 +102,7 @@ def widen(model,           # a network, or its `PathGraph`
 def _spread(layer, mask, chosen, gen):
     "A layer's weights moved between chosen units; over all of it where parts of it are used in different ways."
     if layer is None: return mask
-    if math.prod(layer.size) != mask.numel(): return shuffle({'': mask}, gen)['']
+    if not layer.fills: return shuffle({'': mask}, gen)['']
     new = torch.zeros_like(layer.param, dtype=torch.bool, device='cpu')
     _write(layer, new, _place(layer, int(mask.sum()), chosen, gen))
     return new

@@ -148,8 +148,8 @@ def over(self:UnitNumbers, numbers, dims, keep=False, kind='add', stat=False):
 # %% ../nbs/13_rules.ipynb #798e53d0
 class Replay:
     "Magnitudes of constants: what the rules for signals ask of whoever plays a tape."
-    def __init__(self, power, dtype, square_means=True, every_row=False):
-        self.power, self.dtype, self.every_row = power, dtype, every_row
+    def __init__(self, power, dtype, square_means=True, every_row=False, masks=()):
+        self.power, self.dtype, self.every_row, self.masks = power, dtype, every_row, masks
         self.shape, self.type = (), None # of the result to come
         self.mean_power = power if square_means else 1
 

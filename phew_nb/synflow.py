@@ -125,22 +125,32 @@ class _ByPixels:
 def _by_paths(graph, s, power, skips):
     "A function: the derivatives of the sum over the paths of a graph, over that sum."
     layers = {i: node for i, node in enumerate(graph.nodes) if isinstance(node, Layer)}
-    pick = lambda layer: layer.pick(s.views[layer.name].detach())
+    scales = {i: _scale(layer, power) for i, layer in layers.items()}
+    pick = lambda i: _times(layers[i].pick(s.views[layers[i].name].detach()), scales[i])
     dense = {i: Edges(layer, None, power) for i, layer in layers.items() if layer.name not in s.views}
-    wide = {i: is_wide(pick(layer)) for i, layer in layers.items() if i not in dense}
+    wide = {i: is_wide(pick(i)) for i in layers if i not in dense}
     def gradients():
-        edges = dense | {i: GivenEdges(layers[i], pick(layers[i]), w) for i, w in wide.items()}
-        return _edge_gradients(flow_through(graph, edges, skips=skips))
+        edges = dense | {i: GivenEdges(layers[i], pick(i), w) for i, w in wide.items()}
+        return _edge_gradients(flow_through(graph, edges, skips=skips), scales)
     return gradients
 
-def _edge_gradients(flow):
+def _scale(layer, power):
+    "What a parameter's magnitudes are multiplied with before they are the layer's; None: nothing."
+    usable = layer.usable()
+    if layer.stride is not None: return usable
+    now, was = (t.detach().cpu().abs().double()**power for t in (layer.values, layer.pick(layer.param)))
+    return _times(torch.where(was > 0, now/was.masked_fill(was == 0, 1), 1.), usable)
+
+def _times(values, scale): return values if scale is None else values*scale
+
+def _edge_gradients(flow, scales):
     "The derivatives by the weights of each edge, over the whole sum; added up over the uses of a shared weight."
     params = flow.graph.params
     flat = {name: torch.zeros(p.numel(), dtype=torch.float64) for name, p in params.items()}
-    for layer in flow.graph.layers if float(flow.total.m) else ():
-        if layer.name not in flat: continue
-        ends, grad = (flow.ends(layer)/flow.total).plain()[..., None].expand(layer.size), flat[layer.name]
-        if (usable := layer.usable()) is not None: ends = ends*usable
+    for i, scale in scales.items() if float(flow.total.m) else ():
+        if (layer := flow.graph.nodes[i]).name not in flat: continue
+        ends = _times((flow.ends(layer)/flow.total).plain()[..., None].expand(layer.size), scale)
+        grad = flat[layer.name]
         if layer.alone: layer.arranged(grad).add_(ends)
         else: grad.index_add_(0, layer.places().reshape(-1), ends.reshape(-1))
     return {name: flat[name].as_strided(p.shape, p.stride()) for name, p in params.items()}

@@ -67,6 +67,7 @@ class Tape:
     tree: object = None                          # what the network returns, with a `Ref` in place of each tensor
     weights: frozenset = frozenset()             # (type, device) of the network's parameters
     zeroed: dict = field(default_factory=dict)   # name of a parameter -> where the network itself sets it to zero
+    masks: frozenset = frozenset()               # names of parameters that are masks
     missing: str = ''                            # what could not be recorded, and where
 
     def __repr__(self):

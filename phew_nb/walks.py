@@ -199,7 +199,7 @@ def _give_up(visits, target, after):
 
 def _warn_of_padding(graph, masks):
     "Masks; a warning tells of kept weights at kernel positions that only ever see padding."
-    blind = {l.name: int(l.pick(masks[l.name])[..., ~l.seen.to(masks[l.name].device)].sum()) for l in graph.layers
+    blind = {l.name: int(l.usable(masks)[..., ~l.seen].sum()) for l in graph.layers
              if l.name in masks and l.seen is not None}
     if sum(blind.values()): warnings.warn(
         f"{sum(blind.values()):,} of {masks.kept:,} kept weights stand at kernel positions that only ever see padding "
@@ -430,7 +430,9 @@ def check_reach(self: FittingVisits,
     for name, room in self.room.items():
         on = torch.zeros_like(self.open[name])
         for layer in self.graph.layers:
-            if layer.name == name: on[layer.places()[edges_between(layer, live)[..., None].expand(layer.size)]] = True
+            if layer.name != name: continue
+            edges, usable = edges_between(layer, live)[..., None].expand(layer.size), layer.usable()
+            on[layer.places()[edges if usable is None else edges & usable]] = True
         left = on & self.open[name] & (self.first[name] == self.never)
         more += int(torch.minimum(left.view(-1, self.m).sum(1), room).sum())
     self.refuse(target, self.kept + more)

@@ -529,8 +529,8 @@ refused = {
     'bilinear': (lambda: Fn(lambda s, x: s.b(x, x), b=nn.Bilinear(3, 3, 2)), (3,), ["module 'b'", 'bilinear', 'write it as']),
     'orthogonal': (lambda: parametrizations.orthogonal(linear(3, 3)), (3,), ['cannot be followed to one', 'use a parameter itself']),
     'low rank': (lambda: Fn(lambda s, x: F.linear(x, s.w + s.b @ s.a), w=P(3, 3), a=P(1, 3), b=P(3, 1)), (3,), ['cannot be followed']),
-    'two parameters': (lambda: Fn(lambda s, x: F.linear(x, torch.cat([s.w, s.a])), w=P(3, 3), a=P(1, 3)), (3,), ['cannot be followed']),
-    'padded weight': (lambda: Fn(lambda s, x: F.linear(x, F.pad(s.w, (0, 1))), w=P(3, 2)), (3,), ['cannot be followed']),
+    'two parameters': (lambda: Fn(lambda s, x: F.linear(x, s.w + s.a), w=P(3, 3), a=P(3, 3)), (3,), ['cannot be followed']),
+    'padded weight': (lambda: Fn(lambda s, x: F.linear(x, F.pad(s.w, (0, 1), value=1)), w=P(3, 2)), (3,), ['cannot be followed']),
     'inverse': (lambda: Fn(lambda s, x: s.o(torch.linalg.inv(torch.eye(3) + x.T @ x)), o=linear()), (3,), ['linalg_inv']),
     'quantised': (lambda: torch.ao.quantization.quantize_dynamic(seq(linear(3, 4), linear(4))), (3,), ['quantized', "module '0'"]),
     'sparse activations': (lambda: Fn(lambda s, x: torch.sparse.mm(x.to_sparse(), s.w), w=P(3, 2)), (3,), ['_to_sparse', 'strided']),
@@ -819,11 +819,17 @@ cuts = {f'{how.__name__[1:]}, {name}': how(f) for how in (_in_place, _on_a_copy)
     rows=lambda s: torch.stack([s.l.weight[i]*s.m[i] for i in range(6)]), turned=lambda s: (s.l.weight*s.m).flip(0).flip(0),
     where=lambda s: torch.where(s.m == 0, 0., s.l.weight), scaled=lambda s: 2*s.l.weight.tril(-1)/2)
 
+def _hold(model, how, mask):
+    "Give a model a mask: as a buffer, or as a parameter that does not train."
+    if how == 'buffer': model.register_buffer('m', mask)
+    else: model.m = nn.Parameter(mask.bool() if how == 'truth values' else mask, requires_grad=False)
+
+@pytest.mark.parametrize('held', ['buffer', 'parameter', 'truth values'])
 @pytest.mark.parametrize('cut', cuts.values(), ids=cuts)
-def test_zeros_written_over_weights_are_no_paths(cut):
+def test_zeros_written_over_weights_are_no_paths(cut, held):
     "However they come there: as in a plain network whose masks leave these weights out."
     model = Fn(lambda s, x: s.o(F.linear(x, cut(s), s.l.bias).tanh()), l=linear(6, 6), o=linear(6, 2))
-    model.register_buffer('m', torch.tril(torch.ones(6, 6), -1))
+    _hold(model, held, torch.tril(torch.ones(6, 6), -1))
     plain = nn.Sequential(model.l, nn.Tanh(), model.o)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     graph, below = trace(model, (6,)), Masks({'0.weight': model.m.bool(), '2.weight': torch.ones(2, 6, dtype=torch.bool)})
@@ -979,6 +985,29 @@ def test_whole_kernels_have_no_weights_that_a_constant_zeroes(masks):
     if masks: kept['c.weight'][..., 0, 0] = False
     found = phew(graph, .28, granularity='kernel', masks=kept if masks else None)['c.weight'].flatten(2)
     assert not found[..., 4:].any() and set(found.sum(2).view(-1).tolist()) <= {0, 4 - masks} and found.any()
+
+@pytest.mark.parametrize('held', ['parameter', 'truth values'])
+def test_what_is_made_of_a_mask_is_a_constant(held):
+    "As from a buffer; but a mask that the network makes of its weights depends on them."
+    made = [lambda s: s.l.weight*(1 - (1 - s.m.float())), lambda s: (s.l.weight.t()*s.m.t()).t(), lambda s: s.l.weight*torch.cat([s.m[:2], s.m[2:]]),
+            lambda s: torch.where(s.m.bool(), s.l.weight, 0.), lambda s: s.l.weight.masked_fill(s.m < .5, 0), lambda s: s.l.weight*s.m.clone().detach()]
+    for f in made:
+        model = Fn(lambda s, x: s.o(F.linear(x, f(s), s.l.bias).tanh()), l=linear(6, 6), o=linear(6, 2))
+        _hold(model, held, torch.tril(torch.ones(6, 6), -1))
+        graph = trace(model, (6,))
+        assert torch.equal(graph.layers[0].shut[0, ..., 0], model.m == 0) and 'm' not in graph.params
+    def written(s):
+        s.m.copy_(s.l.weight > 0)
+        return torch.where(s.m.bool(), s.l.weight, 0.)
+    model = Fn(lambda s, x: s.o(F.linear(x, written(s)).tanh()), l=linear(6, 6), o=linear(6, 2))
+    _hold(model, held, torch.ones(6, 6))
+    assert trace(model, (6,)).layers[0].shut is None
+
+def test_a_frozen_matrix_of_zeros_and_ones_that_inputs_meet_is_a_layer():
+    fixed = nn.Parameter(torch.eye(6).roll(1, 0), requires_grad=False)
+    model = Fn(lambda s, x: s.o(F.linear(x, s.m.clone()).tanh()), m=fixed, o=linear(6, 2))
+    with pytest.warns(UserWarning, match="'m' is frozen"): graph = trace(model, (6,))
+    assert set(graph.params) == {'m', 'o.weight'} and count_paths(graph) == 72
 
 def test_a_gain_of_zero_is_no_constant():
     "It may grow: the weights that it multiplies are drawn from."

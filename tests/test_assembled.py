@@ -1,0 +1,155 @@
+"Weights that a network puts together itself: of several parameters, among zeros, or each at several places."
+import hypothesis.strategies as st
+import pytest, torch, torch.nn.functional as F
+from hypothesis import given, settings
+from torch import nn
+from torch.nn.utils import parametrize
+
+from awkward import Fn
+from phew_nb.flow import path_flow
+from phew_nb.graph import TraceError, trace
+from phew_nb.linearised import linearised
+from phew_nb.masks import Masks
+from phew_nb.metrics import count_paths, list_paths, path_trace
+from phew_nb.synflow import synflow, synflow_l2
+from phew_nb.walks import phew
+
+def parameter(*size): return nn.Parameter(torch.randn(size))
+
+def put_at(where, values):
+    new = torch.zeros(6, 6)
+    new[where] = values
+    return new
+
+places = torch.randperm(36, generator=torch.Generator().manual_seed(1))[:14]
+rows, columns = places//6, places % 6
+upper = torch.ones(6, 6).triu().bool()
+half = dict(w=(3, 6), v=(3, 6))
+ways = dict( # name -> (sizes of the parameters, what is made of them)
+    rows=(half, lambda s: torch.cat([s.w, s.v])), columns=(dict(w=(6, 2), v=(6, 4)), lambda s: torch.cat([s.w, s.v], 1)),
+    mixed=(dict(w=(3, 6), v=(6, 3)), lambda s: torch.cat([s.w, s.v.t()])), stacked=(half, lambda s: torch.stack([s.w, s.v], 1).view(6, 6)),
+    blocks=(dict(w=(2, 3), v=(4, 3)), lambda s: torch.block_diag(s.w, s.v)), one_block=(dict(w=(4, 4)), lambda s: F.pad(s.w, (1, 1, 0, 2))),
+    filled=(dict(w=(6, 3)), lambda s: put_at((slice(None), slice(0, 6, 2)), s.w)), listed=(dict(w=(14,)), lambda s: put_at((rows, columns), s.w)),
+    index_put=(dict(w=(14,)), lambda s: torch.zeros(6, 6).index_put((rows, columns), s.w)), scatter=(dict(w=(14,)), lambda s: torch.zeros(36).scatter(0, places, s.w).view(6, 6)),
+    permuted=(dict(w=(6, 6)), lambda s: torch.zeros(6, 6).scatter(1, torch.stack([torch.arange(6).roll(i) for i in range(6)]), s.w)),
+    masked_fill=(dict(w=(21,)), lambda s: torch.zeros(6, 6).masked_scatter(upper, s.w)),
+    symmetric=(dict(w=(6, 6)), lambda s: s.w.triu() + s.w.triu(1).t()), skew=(dict(w=(6, 6)), lambda s: s.w.triu(1) - s.w.triu(1).t()),
+    symmetric_where=(dict(w=(6, 6)), lambda s: torch.where(upper, s.w, s.w.t())), two_triangles=(dict(w=(6, 6), v=(6, 6)), lambda s: s.w.triu() + s.v.tril(-1)),
+    padded=(dict(w=(3, 6), v=(2, 6)), lambda s: F.pad(s.w, (0, 0, 0, 3)) + F.pad(s.v, (0, 0, 4, 0))), tile=(dict(w=(3, 2)), lambda s: s.w.repeat(2, 3)),
+    circulant=(dict(w=(6,)), lambda s: torch.stack([s.w.roll(i) for i in range(6)])), toeplitz=(dict(w=(11,)), lambda s: s.w.unfold(0, 6, 1)),
+    scaled=(half, lambda s: 3*torch.cat([s.w, 2*s.v])/7), masked=(half, lambda s: torch.cat([s.w, s.v])*upper),
+    of_parts=(dict(w=(6, 6)), lambda s: torch.cat([s.w[:2].flip(0), torch.zeros(1, 6), s.w[3:]])), selected=(dict(w=(6, 6)), lambda s: s.w.index_select(0, torch.tensor([0, 0, 1, 4, 4, 5]))))
+
+def network(make, sizes):
+    torch.manual_seed(0)
+    return Fn(lambda s, x: s.o(F.linear(x, make(s)).tanh()), o=nn.Linear(6, 2), **{name: parameter(*size) for name, size in sizes.items()})
+
+def depends(model, make):
+    "(36, weights) boolean: which entry of what `make` gives depends on which weight; by derivatives."
+    names = [name for name, _ in model.named_parameters() if not name.startswith('o.')]
+    def made(*values):
+        stand_in = Fn(lambda s: make(s))
+        for name, value in zip(names, values): setattr(stand_in, name, value)
+        return make(stand_in)
+    values = tuple(dict(model.named_parameters())[name].detach() for name in names)
+    jacobian = torch.autograd.functional.jacobian(made, values)
+    return names, torch.cat([j.reshape(36, -1) for j in jacobian], 1) != 0, made(*values)
+
+def check(model, make, power):
+    "The sum over the paths through each weight, written out by the matrix; by the graph and by the linear network."
+    names, on, matrix = depends(model, make)
+    graph, edges = trace(model, (6,)), (model.o.weight.abs()**power).sum(0)[:, None]*matrix.abs()**power
+    assert not (on.sum(1) > 1).any()
+    wanted = on.double().t() @ edges.detach().double().flatten()
+    found = path_flow(graph, power=power).by_weight()
+    sums = [found[name].plain().flatten() if name in found else torch.zeros(p.numel()) for name, p in model.named_parameters() if name in names]
+    assert torch.allclose(torch.cat(sums).double(), wanted)
+    net = linearised(model, power)
+    total, grads = net.gradients(*net.ones((6,)))
+    assert torch.allclose(total, edges.sum().double())
+    assert torch.allclose(torch.cat([(grads[name]*net.weights[name].detach()).flatten() for name in names]), wanted)
+    return graph, on
+
+@pytest.mark.parametrize('sizes, make', ways.values(), ids=ways)
+def test_weights_that_are_put_together(sizes, make):
+    model = network(make, sizes)
+    for power in 1, 2: graph, on = check(model, make, power)
+    assert count_paths(graph) == 2*int(on.sum()) == len(list_paths(graph).weights)
+    assert set(graph.params) == {*sizes, 'o.weight'}
+    masks, before = phew(graph, .5, seed=1), {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert not masks.report(graph).lost and 0 <= masks.kept - round(.5*graph.total) < 2 # (a walk keeps two)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+@pytest.mark.parametrize('method', [synflow, synflow_l2])
+@pytest.mark.parametrize('sizes, make', ways.values(), ids=ways)
+def test_synflow_is_the_same_by_pixels_and_by_paths(sizes, make, method):
+    "There is one pixel: both are the same sum."
+    model = network(make, sizes)
+    assert method(model, .4, (6,), spatial=True, iterations=5) == method(model, .4, (6,), spatial=False, iterations=5)
+
+@pytest.mark.parametrize('sizes, make', ways.values(), ids=ways)
+def test_masks_hold_in_what_is_made_of_the_weights(sizes, make):
+    "The sum over the paths of a masked network is that of the network whose weights have been set to zero."
+    model = network(make, sizes)
+    masks = phew(graph := trace(model, (6,)), .5, seed=2)
+    masked = [path_flow(graph, masks, power).total for power in (1, 2)]
+    masks.apply(model)
+    for power, total in zip((1, 2), masked): assert torch.isclose(total.plain(), path_flow(trace(model, (6,)), None, power).total.plain())
+
+@pytest.mark.parametrize('first, then', [(lambda s: s.w.triu(), lambda s: s.w.tril()), (lambda s: s.w.triu() + s.v.tril(-1), lambda s: s.w.tril() + s.v.triu(1)),
+                                         (lambda s: F.pad(s.w[:4], (0, 0, 0, 2)), lambda s: torch.cat([s.v[:3], s.w[3:]])), (lambda s: s.w.triu() + s.w.triu(1).t(), lambda s: s.w)])
+def test_the_trace_where_a_weight_is_used_twice(first, then):
+    "Against the list of all paths; zeros lie elsewhere each time."
+    torch.manual_seed(0)
+    model = Fn(lambda s, x: s.o(F.linear(s.m(F.linear(x, first(s)).tanh()).tanh(), then(s)).tanh()), w=parameter(6, 6), v=parameter(6, 6), m=nn.Linear(6, 6), o=nn.Linear(6, 2))
+    graph = trace(model, (6,))
+    assert torch.isclose(path_trace(graph).plain(), (list_paths(graph).jacobian**2).sum())
+
+steps = [lambda w, v: w.triu() + w.triu(1).t(), lambda w, v: w.triu() + v.tril(-1), lambda w, v: torch.cat([w[:3], v[3:]]), lambda w, v: torch.cat([v[:, 4:], w[:, :4]], 1),
+         lambda w, v: torch.block_diag(w[:2, :2], v[2:, 2:]), lambda w, v: F.pad(w[1:5, 1:5], (1, 1, 1, 1)), lambda w, v: put_at((rows, columns), v.flatten()[:14]),
+         lambda w, v: torch.where(upper, w, v), lambda w, v: w.flip(0), lambda w, v: w.t(), lambda w, v: w*upper, lambda w, v: w.masked_fill(~upper, 0), lambda w, v: -2*w,
+         lambda w, v: w + v, lambda w, v: w.tril(-1) - v.t().triu(), lambda w, v: w.clone().index_put((rows, columns), v.reshape(-1)[:14]), lambda w, v: w.repeat(2, 1)[1:7],
+         lambda w, v: w.clone().fill_diagonal_(0), lambda w, v: w.roll(1, 1), lambda w, v: w.t() + w.t()]
+
+@given(st.lists(st.tuples(st.integers(0, len(steps) - 1), st.booleans()), min_size=1, max_size=5), st.integers(0, 2**16))
+@settings(max_examples=60, deadline=None)
+def test_random_programs_are_followed_rightly_or_refused(program, seed):
+    def make(s):
+        w, v = s.w, s.v
+        for i, turned in program: w = steps[i](*((v, w) if turned else (w, v)))
+        return w
+    torch.manual_seed(seed)
+    model = network(make, dict(w=(6, 6), v=(6, 6)))
+    model.o.weight.data.uniform_(.5, 1)
+    try: trace(model, (6,))
+    except TraceError: return
+    for power in 1, 2: check(model, make, power)
+
+def test_a_part_of_the_rows_of_a_convolution():
+    "Kernels of two sizes in one convolution, the small one among zeros; by the explicit sum."
+    torch.manual_seed(0)
+    model = Fn(lambda s, x: F.conv2d(F.conv2d(x, torch.cat([s.w, F.pad(s.v, (1, 1, 1, 1))]), padding=1).relu(), s.o), w=parameter(4, 3, 3, 3), v=parameter(5, 3, 1, 1), o=parameter(2, 9, 1, 1))
+    graph = trace(model, (3, 5, 5))
+    assert count_paths(graph) == 3*(4*9 + 5)*2 and {name: layer.size for layer in graph.layers for name in [layer.name]} == dict(w=(1, 4, 3, 9), v=(1, 5, 3, 9), o=(1, 2, 9, 1))
+    total = model.o.abs().sum((0, 2, 3)) @ torch.cat([model.w.abs().sum((1, 2, 3)), model.v.abs().sum((1, 2, 3))])
+    assert torch.isclose(path_flow(graph, power=1).total.plain(), total.double())
+    assert not phew(graph, .3).report(graph).lost
+
+class Symmetric(nn.Module):
+    def forward(self, w): return w.triu() + w.triu(1).t()
+
+def test_the_symmetric_layer_of_pytorchs_own_tutorial():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+    parametrize.register_parametrization(model[0], 'weight', Symmetric())
+    graph = trace(model, (5,))
+    assert count_paths(graph) == 25*3
+    masks = phew(graph, .5)
+    name = next(name for name in masks if 'original' in name)
+    assert not masks[name].tril(-1).any() and masks[name].any()
+    masks.keep(model)
+    assert torch.equal(model[0].weight != 0, masks[name] | masks[name].t())
+
+def test_two_weights_in_one_entry_are_refused():
+    for make in lambda s: s.w + s.v, lambda s: s.w + s.w.t(), lambda s: s.w*s.v, lambda s: torch.cat([s.w[:3] + s.v[:3], s.w[3:]]):
+        with pytest.raises(TraceError, match='cannot be followed to one'): trace(network(make, dict(w=(6, 6), v=(6, 6))), (6,))
