@@ -9,7 +9,6 @@ from awkward import Fn
 from phew_nb.flow import path_flow
 from phew_nb.graph import TraceError, trace
 from phew_nb.linearised import linearised
-from phew_nb.masks import Masks
 from phew_nb.metrics import count_paths, list_paths, path_trace
 from phew_nb.synflow import synflow, synflow_l2
 from phew_nb.walks import phew
