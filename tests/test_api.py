@@ -9,7 +9,7 @@ root = Path(__file__).resolve().parent.parent
 notebooks = sorted((root/'nbs').glob('[0-9][0-9]_*.ipynb'))
 skip = 'self', 'cls', 'return'
 # where arguments are called alike in every row of a table, and the head of the notebook says what they are
-alike = '11_numbers', '12_units', '13_rules', '14_operations', '15_tape', '16_tracer'
+alike = '11_numbers', '12_units', '13_rules', '14_operations', '15_tape', '16_computed', '17_tracer'
 
 def cells(path): return [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells']]
 
