@@ -1,8 +1,8 @@
 """Trace and prune networks of other libraries: `python bench/foreign.py [--only PART] [--list]` resumes results/foreign.csv.
 
 Small configurations with random weights; nothing is downloaded. Needs the extra `foreign`. Of each network: its graph, PHEW at densities
-.1 and .01 (weights kept, and how many of them lie on no complete path), SynFlow with pixels and without, SNIP, the trace of the path kernel
-both ways, and whether the network is as it was. A column holds the numbers, or the words of the refusal.
+.1 and .01 (weights kept, and how many of them lie on no complete path), SynFlow with pixels and without, SNIP on two examples, the trace of
+the path kernel both ways, the seconds of processor time that tracing takes, and whether the network is as it was. A column holds the numbers, or the words of the refusal.
 """
 import argparse, csv, hashlib, os, sys, time, warnings
 from pathlib import Path
@@ -183,6 +183,13 @@ def attempt(f):
     try: return f()
     except Exception as e: return f'{type(e).__name__}: {e}'.replace('\n', ' ')[:300]
 
+def two(example):
+    "A batch of two, for the statistics of batch normalisation: an example, and the same the other way round; of graphs the one there is."
+    import torch
+    from torch.utils._pytree import tree_map
+    back = lambda t: t.flip(-1) if t.is_floating_point() else t
+    return tree_map(lambda t: torch.cat([t, back(t)]) if isinstance(t, torch.Tensor) and t.ndim and len(t) == 1 else t, example)
+
 def measure(name, make, inputs):
     "The row of one network."
     import torch
@@ -195,10 +202,10 @@ def measure(name, make, inputs):
     row = dict(model=name, library=name.split()[0])
     try: model, example = make().eval(), inputs()
     except Exception as e: return row | dict(refused=f'not built: {type(e).__name__}: {e}'.replace('\n', ' ')[:300])
-    before, start = fingerprint(model), time.perf_counter()
+    before, start = fingerprint(model), time.process_time()
     graph = attempt(lambda: trace(model, example=example))
     if isinstance(graph, str): return row | dict(refused=graph, as_before=fingerprint(model) == before)
-    row |= dict(seconds=round(time.perf_counter() - start, 2), layers=len(graph.layers), weights=graph.total, units=graph.n_units,
+    row |= dict(seconds=round(time.process_time() - start, 2), layers=len(graph.layers), weights=graph.total, units=graph.n_units,
                 outputs=len(graph.outputs), no_ends=len(graph.no_ends), left_out=len(graph.left_out))
     def kept(f):
         masks = f()
@@ -207,8 +214,8 @@ def measure(name, make, inputs):
     for key, spatial in ('synflow_pixels', True), ('synflow_paths', False):
         row[key] = attempt(lambda: kept(lambda: synflow(model, .1, graph, iterations=3, spatial=spatial)))
         row[key.replace('synflow', 'trace')] = attempt(lambda: f'{path_trace(model, None, graph, spatial=spatial).log10:.3f}')
-    dl = [(example, torch.zeros(1)) if isinstance(example, dict) else (*example, torch.zeros(1))] # (a batch of one: no statistics of it)
-    row['snip'] = attempt(lambda: kept(lambda: snip(model, .1, graph, dl=dl, batch_stats=False, loss=lambda out, y: first_tensor(out).square().mean())))
+    dl = [(pair, torch.zeros(2)) if isinstance(pair := two(example), dict) else (*pair, torch.zeros(2))]
+    row['snip'] = attempt(lambda: kept(lambda: snip(model, .1, graph, dl=dl, loss=lambda out, y: first_tensor(out).square().mean())))
     return row | dict(as_before=fingerprint(model) == before)
 
 def main():

@@ -427,7 +427,9 @@ def _gate(step, args, kwargs, out):
 
 class _Gated(Replay):
     "Plays the steps of a tape on signals, through gates."
-    def __init__(self, dtype, gates=()): super().__init__(2, dtype, square_means=False); self.gates = dict(gates)
+    def __init__(self, net, gates=()):
+        super().__init__(2, net.dtype, square_means=False, masks=net.tape.masks)
+        self.gates = dict(gates)
 
     def __call__(self, step, args, kwargs):
         signals, gate = signals_in(args, kwargs), self.gates.get(id(step))
@@ -456,10 +458,9 @@ def _gates(tape, inputs, values):
 # %% ../nbs/42_baselines.ipynb #c8eac056
 def _arriving(net, inputs, weights, replay):
     "What arrives at the outputs of a linearised network: of inputs that are floating-point, with these weights."
-    params, fixed = dict(net.model.named_parameters()), dict(net.model.named_buffers())
+    fixed = net.constants(weights)
     def source(kind, key):
-        if kind == 'parameter': return Fixed(params[key].detach(), weights.get(key), key)
-        if kind != 'input': return Fixed(fixed[key] if kind == 'buffer' else key)
+        if kind != 'input': return fixed(kind, key)
         return inputs[key].to(net.dtype) if inputs[key].is_floating_point() else Fixed(inputs[key], given=True)
     values = net.tape.play(source, replay)
     return [o for name in net.ends if isinstance(o := values[net.tape.outputs[name]], Tensor)]
@@ -468,11 +469,11 @@ def _path_product(net, inputs, gates, by_path=False):
     "The strength of the paths to each output, times how open they are if there are gates; the sum."
     each = lambda f: [f(x.to(net.dtype)) if x.is_floating_point() else x for x in inputs]
     squares, ones = each(torch.square), each(torch.ones_like)
-    if by_path: return sum(s.sum() for s in _arriving(net, squares, net.weights, _Gated(net.dtype, gates)))
-    strengths = _arriving(net, ones, net.weights, _Gated(net.dtype))
+    if by_path: return sum(s.sum() for s in _arriving(net, squares, net.weights, _Gated(net, gates)))
+    strengths = _arriving(net, ones, net.weights, _Gated(net))
     if gates is None: return sum(s.sum() for s in strengths)
     present = {name: w.detach().sign() for name, w in net.weights.items()}
-    with torch.no_grad(): opened = _arriving(net, squares, present, _Ones(net.dtype, gates))
+    with torch.no_grad(): opened = _arriving(net, squares, present, _Ones(net, gates))
     return sum((s*o).sum() for s, o in zip(strengths, opened))
 
 # %% ../nbs/42_baselines.ipynb #acae4d2d

@@ -81,11 +81,10 @@ def has_weights(self:WeightNumbers, t):
     return is_strided(t) and (self.parameter(t) is not None or self.made.get(t) is not None)
 
 @patch
-def weights_in(self:WeightNumbers, tensors, moved=False):
-    "Those that have weights; a mask held as a parameter is a constant, but where it is `moved` (to be a layer's?)."
+def weights_in(self:WeightNumbers, tensors):
+    "Those that have weights; a mask that is a parameter is a constant where it meets others (alone it may be a layer)."
     made = list(filter(self.has_weights, tensors))
-    weights = [t for t in made if self.name_of(t) not in self.masks] if self.masks else made
-    return weights or made if moved else weights
+    return [t for t in made if not self.of_masks(t)] or made
 
 @patch
 def is_weight(self:WeightNumbers, t):
@@ -97,9 +96,23 @@ def is_weight(self:WeightNumbers, t):
 # %% ../nbs/16_computed.ipynb #29179ee3
 @patch
 def known_weight(self:WeightNumbers, t):
-    "The weight behind each entry, -2 where there is none."
+    "The weight behind each entry: -1 where there is none, -2 where there is no single one."
     behind = self.behind(t)
-    return torch.tensor(-2, device=t.device).expand(t.shape) if behind is None else behind
+    return torch.tensor(-2 if self.tells(t) else -1, device=t.device).expand(t.shape) if behind is None else behind
+
+@patch
+def of_masks(self:WeightNumbers, t):
+    "Whether a tensor is made of masks alone (and zeros)."
+    if not self.masks: return False
+    number, found = self.known_weight(t), torch.tensor([name in self.masks for name in self.names], device=t.device)
+    of_mask = found[self.owners(number)] & (number >= 0)
+    return bool((of_mask | (number == -1) & (t == 0)).all()) and bool(of_mask.any())
+
+@patch
+def owners(self:WeightNumbers, number):
+    "For each weight which parameter it belongs to."
+    first = torch.tensor(self.first, device=number.device)
+    return torch.bucketize(number.contiguous(), first, right=True).sub(1).clamp(min=0)
 
 # %% ../nbs/16_computed.ipynb #fb7ad24c
 @patch
@@ -112,11 +125,12 @@ def name_of(self:WeightNumbers, weight):
 # %% ../nbs/16_computed.ipynb #8019bf3f
 @patch
 def follow_weights(self:WeightNumbers, func, name, args, kwargs, outs, given):
-    "The weight behind each entry of what is computed from parameters alone; -2 where there is no single one."
+    "The weight behind each entry of what is computed from parameters alone; -2 where several are."
     family = getattr(operation(func), 'family', None)
-    made = self.weights_in(given, family == 'move' or name in ('_to_copy', 'clone'))
-    if self.weights_in(given) or any(map(self.tells, given)):
-        self.note_told([o for o in outs if not (made and o.is_floating_point())])
+    made = self.weights_in(given)
+    of_weights = any(not self.of_masks(t) for t in made)
+    if of_weights or any(map(self.tells, given)):
+        self.note_told([o for o in outs if not made or not o.is_floating_point()])
     outs = [o for o in outs if o.is_floating_point() and is_strided(o)]
     constant = family == 'fill' and not func._schema.is_mutable # `zeros_like`: of the size of weights
     if not outs or not made or constant: return
@@ -128,10 +142,12 @@ def follow_weights(self:WeightNumbers, func, name, args, kwargs, outs, given):
     cut = self.is_cut(func, args, kwargs, made, outs[0])
     if not cut and self.only_moves(func, name, family, args, made):
         self.move_shut(func, args, kwargs, outs, made)
-        return [self.made.put(o, n) for o, n in zip(outs, rerun(func, args, kwargs, self.known_weight, 2))]
+        return [self.made.put(o, n) for o, n in zip(outs, rerun(func, args, kwargs, self.known_weight, 1))]
     if name == 'copy' and not cut or name == '_weight_norm_interface': made = [args[1 if name == 'copy' else 0]]
     each = cut or is_pointwise(func) or family == 'keep' or name in ('copy', '_weight_norm_interface')
     number = self.one_behind(name, made, outs[0]) if each else None
+    if number is None and not of_weights: return # of masks alone: a constant
+    if number is not None: number = self.unfilled(func, name, args, kwargs, given, made, outs[0], number)
     for o in outs: self.made.put(o, number if number is not None and o.shape == outs[0].shape else -2)
     if number is not None: self.note_shut(func, args, kwargs, outs[0])
 
@@ -165,10 +181,11 @@ def one_behind(self:WeightNumbers, name, made, out):
 def blank(self:WeightNumbers, t):
     "Where zeros stand that stay: of weights that a constant makes zero, and of no weight at all."
     number, shut = self.known_weight(t), self.shut.get(t)
-    zeros = (number < 0) & (number != -3) & (t == 0)
+    zeros = (number == -1) & (t == 0)
     return zeros if shut is None else zeros | shut
 
 # %% ../nbs/16_computed.ipynb #339f97e5
+_choices = 'where', 'masked_fill', 'index_fill'
 _cuts = 'fill', 'zero', 'copy', 'tril', 'triu', 'index_fill', 'index_put', '_index_put_impl', 'scatter', 'fill_diagonal'
 _products = 'mul', 'div', '_weight_norm_interface'
 
@@ -177,6 +194,13 @@ def _tried(func, args, kwargs, weight):
     one = torch.full_like(weight, .7310586)
     args, kwargs = tree_map(lambda t: one.clone() if t is weight else t, (args, kwargs))
     return tensors_in(out_of_place(func)(*args, **kwargs))[0], one
+
+@patch
+def unfilled(self:WeightNumbers, func, name, args, kwargs, given, made, out, number):
+    "The weight behind each entry, but for those over which an operation writes a constant other than zero."
+    if name not in _choices or len(made) > 1 or made[0].shape != out.shape or any(map(self.tells, given)): return number
+    new, one = _tried(func, args, kwargs, made[0])
+    return torch.where((new != one) & (out != 0), -1, number)
 
 @patch
 def is_cut(self:WeightNumbers, func, args, kwargs, made, out):
@@ -275,8 +299,7 @@ def owner(self:WeightNumbers, number):
 @patch
 def assembled(self:WeightNumbers, block, behind, blank):
     "As `block`, of weights that several parameters hold, or that stand among zeros."
-    at = torch.bucketize(behind, torch.tensor(self.first, device=behind.device), right=True) - 1
-    at, parts = torch.where(behind < 0, -1, at), []
+    at, parts = torch.where(behind < 0, -1, self.owners(behind)), []
     for i in at[behind >= 0].unique().tolist():
         ours = at == i
         rows = ours.any(3).any(2).any(0).nonzero().view(-1)

@@ -160,6 +160,7 @@ _norms = nn.modules.batchnorm._BatchNorm
 def _is_depthwise(module): return module.groups == module.in_channels > 1
 def _can_cut(module):
     "Modules whose channels we know how to take away."
+    if 'weight' not in module._parameters and not isinstance(module, PadShortcut): return False # it is computed
     if isinstance(module, _convs): return module.groups == 1 or _is_depthwise(module)
     return isinstance(module, (nn.Linear, _norms, nn.PReLU, PadShortcut))
 
@@ -310,7 +311,7 @@ def _plan(model, masks, inputs, channel_dim=None):
     names = {m: name for name, m in model.named_modules()}
     label, live = _tied(graph, seen), graph.live(masks, skips=True)
     layers = {m: (names[m], *runs[0]) for m, runs in seen.items()
-              if isinstance(m, (*_convs, nn.Linear)) and None not in runs[0]}
+              if isinstance(m, (*_convs, nn.Linear)) and 'weight' in m._parameters and None not in runs[0]}
     constants = {m: torch.where(_stay(layers[m][1], live), 0, c.cpu())
                  for m, c in _constants(model, layers, inputs).items()}
     plan = _Plan(layers, seen, live.clone(), constants)

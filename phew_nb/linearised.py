@@ -188,15 +188,25 @@ def _in_type_of(model, tree):
 def played(self: linearised, args, kwargs):
     "The signals that arrive at the outputs, by the number of their value."
     tape, inputs = self.recorded(args, kwargs)
-    params, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
     replay = Replay(self.power, self.dtype, self.square_means, self.every_row, tape.masks)
+    fixed = self.constants(self.weights)
     def source(kind, key):
-        if kind == 'parameter': return _weights(params[key].detach(), self.weights.get(key), key, tape.zeroed.get(key))
-        if kind != 'input': return Fixed(buffers[key] if kind == 'buffer' else key)
+        if kind != 'input': return fixed(kind, key)
         x = inputs[key]
         return x.to(self.dtype).abs()**self.power if x.is_floating_point() else Fixed(x, given=True)
     device = next(iter(self.weights.values())).device.type if self.weights else 'cpu'
     with torch.autocast(device, enabled=False), random_kept(): return tape.play(source, replay)
+
+@patch
+def constants(self: linearised,
+              weights, # parameter name -> magnitudes
+             ): # a function of a source of the tape (`Tape.sources`)
+    "What does not depend on the input, with these magnitudes of the weights."
+    params, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+    def constant(kind, key):
+        if kind == 'parameter': return _weights(params[key].detach(), weights.get(key), key, self.tape.zeroed.get(key))
+        return Fixed(buffers[key] if kind == 'buffer' else key)
+    return constant
 
 def _weights(p, by, name, zeroed):
     "A parameter and its magnitudes, with the zeros that the network itself writes into it."

@@ -88,7 +88,7 @@ def _tell_of_lost(t, chosen, numbers):
 
 def _look_up(t, func, args, kwargs, outs):
     "Parts of a parameter at places that come from the input: rows of an embedding, or weights that the data chooses."
-    if args[0].ndim > 2: return t.made.put(outs[0], rerun(func, args, kwargs, t.known_weight, 2)[0])
+    if args[0].ndim > 2: return t.made.put(outs[0], rerun(func, args, kwargs, t.known_weight, 1)[0])
     rows = [i for i in tensors_in(args[1:]) if not i.is_floating_point()]
     if len(rows) != 1 or outs[0].shape != (*rows[0].shape, args[0].shape[1]):
         raise ValueError('it reads a parameter at places that depend on the input')
@@ -483,7 +483,7 @@ def _embedding(t, func, args, kwargs, outs):
     if t.of(table) is not None: return t.moved.put(out, t.of(table)[rows]) or True
     if t.of(rows) is None: return t.constant_layer(table) # positions, say
     if not t.is_weight(table): return t.moved.put(out, -1) or True
-    key = next(iter(t.behind(table[:1, :1]).flatten().tolist()), -1)
+    key = t.behind(table[:, :1]).cpu().numpy().tobytes() # (the same rows, the same input)
     if key not in t.tables: t.tables[key] = t.units.new(len(table))
     return t.put(out, t.record(table.t()[None, ..., None], t.tables[key][None], out)[0])
 

@@ -102,7 +102,7 @@ def widen(model,           # a network, or its `PathGraph`
 def _spread(layer, mask, chosen, gen):
     "A layer's weights moved between chosen units; over all of it where parts of it are used in different ways."
     if layer is None: return mask
-    if not layer.fills: return shuffle({'': mask}, gen)['']
+    if not layer.fills: return shuffle({layer.name: mask}, gen)[layer.name]
     new = torch.zeros_like(layer.param, dtype=torch.bool, device='cpu')
     _write(layer, new, _place(layer, int(mask.sum()), chosen, gen))
     return new
@@ -134,7 +134,7 @@ def reinit(model: nn.Module, # changed in place: the weights that have masks
            how: str = 'dense', # a name in `reinits`
            init: str = 'kaiming_normal', # a name in `inits`, for 'dense' and 'layer'
            seed=0,           # a number or a `torch.Generator`: fixes everything
-          ) -> nn.Module: # the model, with the masks applied; raises ValueError on masks of another model
+          ) -> nn.Module: # the model, with the masks applied; raises ValueError on masks of others, lists of weights
     "Draw the kept weights of a sparse network anew."
     deviation, gen = look_up(reinits, how, 're-initialisation'), own_stream(seed, 3)
     masks = Masks.of(model) if masks is None else masks if isinstance(masks, Masks) else Masks(masks)
@@ -143,6 +143,7 @@ def reinit(model: nn.Module, # changed in place: the weights that have masks
     for name, mask in masks.items():
         module, own = owner(unwrapped(model), name)
         weight, mask = getattr(module, own), mask.to(getattr(module, own).device)
+        if weight.ndim < 2: raise ValueError(f"'{name}' is a list of weights: how many lead into a unit is not known")
         fan_in = kept_fan_in(mask, isinstance(module, nn.modules.conv._ConvTransposeNd))
         unit = draw_weights(weight, init, gen)/_dense_std(weight, mask, init, fan_in)
         if mask.any(): weight.copy_(unit*deviation(weight, mask, init, fan_in))

@@ -215,10 +215,10 @@ def rerun(func, args, kwargs, numbers, shift) -> list:
     "What an operation makes of `numbers(t)` in place of each tensor `t`; `-shift` where it fills something in."
     def swap(t, dtype): return (numbers(t) + shift).to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
     args, kwargs = moving(func, args, kwargs)
-    def run(dtype):
+    def run(dtype=None):
         a, kw = tree_map(lambda t: swap(t, dtype), (args, kwargs))
         return func(*a, **kw)
-    try: out = run(torch.int32 if shift == 1 else torch.int64)
+    try: out = run()
     except (RuntimeError, NotImplementedError): out = run(torch.float64)
     return [o.round().long() - shift if o.is_floating_point() else o - shift for o in tensors_in(out)]
 

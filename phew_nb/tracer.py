@@ -230,7 +230,8 @@ def groups(self:Tracer, weight):
     numbers, shut = self.made.get(weight).flatten(1), self.shut.get(weight)
     first, which = distinct_rows((numbers if shut is None else 2*numbers + shut.flatten(1)).cpu())
     step = int(first[1]) if len(first) > 1 else 1
-    if not torch.equal(which, torch.arange(B) // step % len(first)): raise ValueError('it shares some weights')
+    if B % len(first) or not torch.equal(which, torch.arange(B) // step % len(first)):
+        raise ValueError('it shares some weights')
     return which, weight[::step][:len(first)]
 
 # %% ../nbs/17_tracer.ipynb #6d69c932
@@ -271,6 +272,7 @@ def runs_across(self:Tracer, units):
 def in_a_row(self:Tracer, weight):
     "The weights in one row: a view, or a copy whose weights are known."
     if weight.is_contiguous(): return weight.view(-1)
-    copy = weight.reshape(-1)
+    copy, shut = weight.reshape(-1), self.shut.get(weight)
     self.made.put(copy, self.behind(weight).reshape(-1))
+    if shut is not None: self.shut.put(copy, shut.reshape(-1))
     return copy

@@ -6,10 +6,12 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from awkward import Fn
+from phew_nb.baselines import px
 from phew_nb.flow import path_flow
 from phew_nb.graph import TraceError, trace
 from phew_nb.linearised import linearised
 from phew_nb.metrics import count_paths, list_paths, path_trace
+from phew_nb.rewire import widen
 from phew_nb.synflow import synflow, synflow_l2
 from phew_nb.walks import phew
 
@@ -148,6 +150,86 @@ def test_the_symmetric_layer_of_pytorchs_own_tutorial():
     assert not masks[name].tril(-1).any() and masks[name].any()
     masks.keep(model)
     assert torch.equal(model[0].weight != 0, masks[name] | masks[name].t())
+
+def frozen(t): return nn.Parameter(t, requires_grad=False)
+
+@pytest.mark.parametrize('first', [True, False])
+@pytest.mark.parametrize('then', [lambda w: 2*w, lambda w: w*upper, F.normalize, lambda w: w.clone().index_put((rows, columns), torch.zeros(14))])
+def test_trained_rows_beside_frozen_zeros_and_ones_are_weights(first, then):
+    "Whichever was registered first."
+    parts = dict(m=frozen(torch.ones(2, 6).tril()), w=parameter(4, 6))
+    model = Fn(lambda s, x: s.o(F.linear(x, then(torch.cat([s.m, s.w])))), **(parts if first else dict(reversed(parts.items()))), o=nn.Linear(6, 2))
+    with pytest.warns(UserWarning, match="'m' is frozen"): graph = trace(model, (6,))
+    assert set(graph.params) == {'m', 'w', 'o.weight'}
+    assert torch.isclose(path_flow(graph, power=1).total.plain(), (model.o.weight.abs() @ then(torch.cat([model.m, model.w])).abs()).sum().double())
+
+scaled = dict(half=lambda m: m*.5, turned=lambda m: (m/9).t(), by_rows=lambda m: m/m.sum(1, keepdim=True), expanded=lambda m: m.expand(6, 6)*1., cast=lambda m: m.half().float())
+
+@pytest.mark.parametrize('f', scaled.values(), ids=scaled)
+def test_a_frozen_matrix_that_is_scaled_is_a_layer(f):
+    "It meets no other weights: an average, say, that does not train."
+    model = Fn(lambda s, x: s.o(F.linear(x, f(s.m)).tanh()), m=frozen(torch.ones(6, 6).triu()), o=nn.Linear(6, 2))
+    with pytest.warns(UserWarning, match="'m' is frozen"): graph = trace(model, (6,))
+    assert set(graph.params) == {'m', 'o.weight'}
+    assert torch.isclose(path_flow(graph, power=1).total.plain(), (model.o.weight.abs() @ f(model.m)).sum().double())
+
+def test_px_knows_masks_that_are_parameters():
+    torch.manual_seed(0)
+    w, o, x = parameter(6, 6), parameter(2, 6), torch.randn(8, 6)
+    as_buffer = Fn(lambda s, x: F.linear(F.linear(x, s.w*upper).relu(), s.o), w=w, o=o)
+    as_parameter = Fn(lambda s, x: F.linear(F.linear(x, s.w*s.m).relu(), s.o), w=w, o=o, m=frozen(upper.float()))
+    for more in dict(gates=False), dict(gates=True), dict(by_path=True):
+        one, two = (px(model, .4, trace(model, (6,)), dl=[x], iterations=4, **more) for model in (as_buffer, as_parameter))
+        assert one == two and one['w'].any() and not (one['w'] & ~upper).any()
+
+def test_px_leaves_out_what_the_network_writes_zeros_over():
+    torch.manual_seed(0)
+    def cut(s):
+        s.w.data.mul_(upper)
+        return s.w
+    written, product = (Fn(lambda s, x, f=f: F.linear(F.linear(x, f(s)).relu(), s.o), w=parameter(6, 6), o=parameter(2, 6)) for f in (cut, lambda s: s.w*upper))
+    product.load_state_dict(written.state_dict())
+    one, two = (px(model, .3, trace(model, (6,)), dl=[torch.ones(8, 6)], gates=False, iterations=4) for model in (written, product))
+    assert one == two
+
+@pytest.mark.parametrize('make', [lambda t: F.pad(t, (0, 0, 1, 0)), lambda t: torch.cat([torch.zeros(2, 3), t])])
+def test_tables_with_a_row_of_zeros_have_inputs_of_their_own(make):
+    model = Fn(lambda s, x, y: F.linear(F.embedding(x, make(s.a)).mean(1) + F.embedding(y, make(s.b)).mean(1), s.o), a=parameter(5, 3), b=parameter(8, 3), o=parameter(2, 3))
+    graph = trace(model, example=(torch.arange(5)[None], torch.arange(8)[None]))
+    assert count_paths(graph) == (5 + 8)*3*2 and len(graph.inputs) == len(make(model.a)) + len(make(model.b))
+    same = Fn(lambda s, x, y: F.linear(F.embedding(x, make(s.a)).mean(1) + F.embedding(y, make(s.a)).mean(1), s.o), a=parameter(5, 3), o=parameter(2, 3))
+    assert len(trace(same, example=(torch.arange(5)[None],)*2).inputs) == len(make(same.a))
+
+@pytest.mark.parametrize('sizes, make', ways.values(), ids=ways)
+def test_masks_are_widened(sizes, make):
+    graph = trace(network(make, sizes), (6,))
+    masks = phew(graph, .5)
+    assert widen(graph, masks, .5).kept == masks.kept
+
+zeros = dict(accumulated=(lambda s: s.w + torch.zeros(6, 6).index_put((torch.arange(6),)*2, s.d, accumulate=True), 6), product=(lambda s: s.w + s.d*s.d.t(), (6, 6)),
+             added=(lambda s: s.w + torch.zeros(36).scatter_add(0, torch.arange(6), s.d).view(6, 6), 6), rows=(lambda s: torch.cat([s.w[:5], (s.d*s.d.roll(1))[None]]), 6))
+
+@pytest.mark.parametrize('make, n', zeros.values(), ids=zeros)
+def test_zeros_that_train_are_no_constants(make, n):
+    "Several weights, or none that can be told, stand behind them."
+    model = Fn(lambda s, x: s.o(F.linear(x, make(s))), w=parameter(6, 6), d=nn.Parameter(torch.zeros(n)), o=nn.Linear(6, 2))
+    with pytest.raises(TraceError, match='cannot be followed to one'): trace(model, (6,))
+
+def test_ones_that_are_written_over_weights_are_no_weights():
+    for held in upper.float(), frozen(torch.ones(6, 6)):
+        model = Fn(lambda s, x: s.o(F.linear(x, torch.where(upper, s.w, s.m))), w=parameter(6, 6), o=nn.Linear(6, 2))
+        model.m = held if isinstance(held, nn.Parameter) else torch.ones(6, 6)
+        with pytest.raises(TraceError, match='cannot be followed to one'): trace(model, (6,))
+
+def test_a_causal_softmax_of_weights_along_positions():
+    "What it fills with minus infinity is zero in the end."
+    model = Fn(lambda s, x: F.linear(s.w.masked_fill(~upper, -torch.inf).softmax(-1) @ x, s.o), w=parameter(6, 6), o=parameter(2, 3))
+    graph = trace(model, example=torch.randn(1, 6, 3))
+    assert count_paths(graph) == 3*21*2 and not phew(graph, .5)['w'].tril(-1).any()
+
+def test_zeros_stay_zeros_in_every_second_column_along_positions():
+    model = Fn(lambda s, x: F.linear(s.w.tril()[:, ::2] @ x, s.o), w=parameter(4, 8), o=parameter(2, 3))
+    assert count_paths(trace(model, example=torch.randn(1, 4, 3))) == 3*int(torch.ones(4, 8).tril()[:, ::2].sum())*2
 
 def test_two_weights_in_one_entry_are_refused():
     for make in lambda s: s.w + s.v, lambda s: s.w + s.w.t(), lambda s: s.w*s.v, lambda s: torch.cat([s.w[:3] + s.v[:3], s.w[3:]]):

@@ -11,6 +11,7 @@ from phew_nb.graph import trace
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20
 from phew_nb.pruners import prune
+from phew_nb.walks import phew
 
 try: import onnx, onnxscript # noqa: F401
 except ImportError: onnx = None
@@ -281,3 +282,20 @@ def test_small_networks_with_biases_and_padding_are_made_compact(method):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             for density in .03, .1: compact(net, prune(net, method, density, (3, 16, 16), seed=seed), (3, 16, 16)) # compares outputs
+
+class Symmetric(nn.Module):
+    def forward(self, w): return w.triu() + w.triu(1).t()
+
+@pytest.mark.parametrize('how', ['weight_norm', 'spectral_norm', 'symmetric'])
+def test_compact_goes_around_layers_that_compute_their_weights(how):
+    "Units that they read or make stay; dead units elsewhere go."
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    if how == 'symmetric': nn.utils.parametrize.register_parametrization(model[4], 'weight', Symmetric())
+    else: getattr(nn.utils.parametrizations, how)(model[4])
+    masks = phew(model.eval(), .4, (6,))
+    masks['2.weight'][:, 5:] = False
+    masks.apply(model)
+    small = compact(model, masks, (6,))
+    assert [layer.out_features for layer in small[::2]] == [5, 8, 8, 2]
+    assert torch.allclose(small(x := torch.randn(9, 6)), model(x), atol=1e-6)
