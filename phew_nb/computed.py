@@ -77,14 +77,16 @@ def behind(self:WeightNumbers, t):
 
 @patch
 def has_weights(self:WeightNumbers, t):
-    "Whether `behind` has an answer, without writing it down."
-    return is_strided(t) and (self.parameter(t) is not None or self.made.get(t) is not None)
+    "Whether `behind` has an answer, without writing it down; truth values are no weights."
+    return is_strided(t) and t.dtype != torch.bool and (self.parameter(t) is not None or self.made.get(t) is not None)
 
 @patch
 def weights_in(self:WeightNumbers, tensors):
-    "Those that have weights; a mask that is a parameter is a constant where it meets others (alone it may be a layer)."
+    "Those that have weights; a mask that is a parameter is a constant where it meets as many weights, or more."
     made = list(filter(self.has_weights, tensors))
-    return [t for t in made if not self.of_masks(t)] or made
+    if not self.masks: return made
+    most = max((t.numel() for t in made if not self.of_masks(t)), default=0)
+    return [t for t in made if not self.of_masks(t) or t.numel() > most]
 
 @patch
 def is_weight(self:WeightNumbers, t):
@@ -119,8 +121,14 @@ def owners(self:WeightNumbers, number):
 def name_of(self:WeightNumbers, weight):
     "The parameter that a tensor is made of; None where it is not of one alone."
     behind = self.behind(weight)
-    if behind is None or not behind.numel() or int(behind.min()) < 0: return None
-    return self.names[bisect.bisect_right(self.first, int(behind.min())) - 1]
+    return None if behind is None or not behind.numel() or int(behind.min()) < 0 else self.owner(behind.min())[0]
+
+@patch
+def owner(self:WeightNumbers, number):
+    "Name, first number, and parameter to which a weight belongs."
+    at = bisect.bisect_right(self.first, int(number)) - 1
+    p = next(p for known in self.params.values() for n, p in known if n == self.names[at]) # (another may stand in now)
+    return self.names[at], self.first[at], p
 
 # %% ../nbs/16_computed.ipynb #8019bf3f
 @patch
@@ -128,8 +136,8 @@ def follow_weights(self:WeightNumbers, func, name, args, kwargs, outs, given):
     "The weight behind each entry of what is computed from parameters alone; -2 where several are."
     family = getattr(operation(func), 'family', None)
     made = self.weights_in(given)
-    of_weights = any(not self.of_masks(t) for t in made)
-    if of_weights or any(map(self.tells, given)):
+    of_weights, told = any(not self.of_masks(t) for t in made), any(map(self.tells, given))
+    if of_weights or told:
         self.note_told([o for o in outs if not made or not o.is_floating_point()])
     outs = [o for o in outs if o.is_floating_point() and is_strided(o)]
     constant = family == 'fill' and not func._schema.is_mutable # `zeros_like`: of the size of weights
@@ -145,9 +153,9 @@ def follow_weights(self:WeightNumbers, func, name, args, kwargs, outs, given):
         return [self.made.put(o, n) for o, n in zip(outs, rerun(func, args, kwargs, self.known_weight, 1))]
     if name == 'copy' and not cut or name == '_weight_norm_interface': made = [args[1 if name == 'copy' else 0]]
     each = cut or is_pointwise(func) or family == 'keep' or name in ('copy', '_weight_norm_interface')
-    number = self.one_behind(name, made, outs[0]) if each else None
+    number = self.one_behind(name, made, outs[0], told) if each else None
     if number is None and not of_weights: return # of masks alone: a constant
-    if number is not None: number = self.unfilled(func, name, args, kwargs, given, made, outs[0], number)
+    if number is not None and not told: number = self.unfilled(func, name, args, kwargs, made, outs[0], number)
     for o in outs: self.made.put(o, number if number is not None and o.shape == outs[0].shape else -2)
     if number is not None: self.note_shut(func, args, kwargs, outs[0])
 
@@ -163,18 +171,20 @@ def only_moves(self:WeightNumbers, func, name, family, args, made):
 
 # %% ../nbs/16_computed.ipynb #e1e8bf04
 @patch
-def one_behind(self:WeightNumbers, name, made, out):
+def one_behind(self:WeightNumbers, name, made, out, told):
     "The weight behind each entry of an elementwise result; None where some come from several."
     whole = [(t, w) for t, w in ((t, self.known_weight(t)) for t in made if t.shape == out.shape)
              if 0 not in t.stride() or int(w.max()) >= 0] # (or else it is a statistic, spread over its weights)
     if not whole: return None
     (t, number), *others = whole
-    free = self.blank(t) if others else None
+    sums = name in ('add', 'sub', 'rsub')
+    free = self.blank(t) if others or sums and (self.shut.get(t) is not None or int(number.min()) < 0) else None
     for t, w in others:
         blank, differs = self.blank(t), w != number
-        if bool(differs.any()) and (name not in ('add', 'sub') or bool((differs & ~blank & ~free).any())): return None
+        if bool(differs.any()) and (not sums or bool((differs & ~blank & ~free).any())): return None
         number, free = torch.where(free & ~blank, w, number), free & blank
-    return number
+    by_constant = free is not None and sums and not told and len(others) + 1 == len(made)
+    return torch.where(free & (out != 0), -1, number) if by_constant else number
 
 # %% ../nbs/16_computed.ipynb #8e35fe18
 @patch
@@ -196,9 +206,9 @@ def _tried(func, args, kwargs, weight):
     return tensors_in(out_of_place(func)(*args, **kwargs))[0], one
 
 @patch
-def unfilled(self:WeightNumbers, func, name, args, kwargs, given, made, out, number):
+def unfilled(self:WeightNumbers, func, name, args, kwargs, made, out, number):
     "The weight behind each entry, but for those over which an operation writes a constant other than zero."
-    if name not in _choices or len(made) > 1 or made[0].shape != out.shape or any(map(self.tells, given)): return number
+    if name not in _choices or len(made) > 1 or made[0].shape != out.shape: return number
     new, one = _tried(func, args, kwargs, made[0])
     return torch.where((new != one) & (out != 0), -1, number)
 
@@ -277,11 +287,11 @@ def block(self:WeightNumbers, block):
 def computed(self:WeightNumbers, block):
     "As `block`, of weights that are computed: a part for each parameter that any of them comes from."
     behind = self.made.get(block)
-    if int(behind.min()) >= 0 and self.owner(behind.min()) == self.owner(behind.max()):
+    if int(behind.min()) >= 0 and self.owner(behind.min())[0] == self.owner(behind.max())[0]:
         name, first, p = self.owner(behind.min())
         even = _steps(behind - first) if self.is_copy(block) else None
         return [(name, p, None, even or dict(numbers=(behind - first).cpu(), values=block.detach().clone()))]
-    blank = self.blank(block)
+    blank = self.blank(block) | (behind == -1)
     if bool((blank | (behind >= 0)).all()) and not blank.all(): return self.assembled(block, behind, blank)
     raise TraceError(f"the weight used in {self.where()} is computed from parameters in a way that "
                      "cannot be followed to one; use a parameter itself, or an elementwise function of one (a "
@@ -289,24 +299,25 @@ def computed(self:WeightNumbers, block):
                      "parameters: need_weights=False)")
 
 @patch
-def owner(self:WeightNumbers, number):
-    "Name, first number, and parameter to which a weight belongs."
-    at = bisect.bisect_right(self.first, int(number)) - 1
-    p = next(p for known in self.params.values() for n, p in known if n == self.names[at]) # (another may stand in now)
-    return self.names[at], self.first[at], p
+def fixed_in(self:WeightNumbers, block):
+    "(G, O, I) where constants, other than zero, stand among weights that are computed; None if there are none."
+    behind = None if self.parameter(block) is not None else self.made.get(block)
+    if behind is None or int(behind.min()) >= 0: return None
+    fixed = ((behind == -1) & (block != 0)).any(3)
+    return fixed if fixed.any() else None
 
 # %% ../nbs/16_computed.ipynb #a55e3b1d
 @patch
 def assembled(self:WeightNumbers, block, behind, blank):
     "As `block`, of weights that several parameters hold, or that stand among zeros."
-    at, parts = torch.where(behind < 0, -1, self.owners(behind)), []
-    for i in at[behind >= 0].unique().tolist():
+    at, parts = torch.where(blank, -1, self.owners(behind)), []
+    for i in at[~blank].unique().tolist():
         ours = at == i
         rows = ours.any(3).any(2).any(0).nonzero().view(-1)
         name, first, p = self.owner(behind[ours].min())
-        ours, numbers, shut = (t[:, rows].cpu() for t in (ours, behind - first, blank))
-        parts.append((name, p, rows.cpu(), dict(numbers=torch.where(ours, numbers, 0), shut=shut | ~ours,
-                                                values=block.detach()[:, rows]*ours.to(block.device))))
+        numbers, values = torch.where(ours, behind - first, 0), torch.where(ours, block.detach(), 0)
+        where = dict(numbers=numbers[:, rows].cpu(), values=values[:, rows], shut=~ours[:, rows].cpu())
+        parts.append((name, p, rows.cpu(), where))
     return parts
 
 # %% ../nbs/16_computed.ipynb #57e95a01

@@ -6,7 +6,7 @@
 __all__ = ['evaluating', 'linearised', 'Replay']
 
 # %% ../nbs/26_linearised.ipynb #a3eb9310
-import torch
+import math, torch
 from contextlib import contextmanager
 from functools import cache
 from torch import Tensor, nn
@@ -59,7 +59,8 @@ def constant(self: Replay, step, args, kwargs):
     if plain_name(step.func) == 'bernoulli' and step.type.is_floating_point: return _expected(*args, **kwargs)
     out = step(*each_fixed(args, _itself), **each_fixed(kwargs, _itself))
     given, made = any(x.given for x in leaves), [x for x in leaves if x.by is not None]
-    made = [x for x in made if x.root not in self.masks] or made
+    most = max((x.by.numel() for x in made if x.root not in self.masks), default=0)
+    made = [x for x in made if x.root not in self.masks or x.by.numel() > most]
     by = self.made_by(step.func, args, kwargs, out, made) if made else None
     if not isinstance(out, (list, tuple)): return Fixed(out, by, made[0].root if made else None, given)
     by = by if isinstance(by, (list, tuple)) else [by]*len(out)
@@ -89,7 +90,7 @@ def made_by(self: Replay, func, args, kwargs, out, made):
     if name == 'copy': made = [x for x in args[1:2] if isinstance(x, Fixed) and x.by is not None]
     if name in _copies: return made[0].by.expand(self.shape) if made else None
     moves = row is not None and row.family in ('move', 'scatter') and name not in ('sort', 'topk')
-    if moves or name == 'where' and len(made) > 1: return self.moved_weights(func, args, kwargs)
+    if moves or name in ('where', 'masked_fill'): return self.moved_weights(func, args, kwargs)
     single = row is not None and row.family in ('keep', 'gates', 'alternatives') or name == '_weight_norm_interface'
     made = made[:1] if name == '_weight_norm_interface' else [x for x in made if x.by.shape == self.shape]
     if not single or not made: return None
@@ -111,13 +112,22 @@ def scaled_weights(self: Replay, new, made):
 # %% ../nbs/26_linearised.ipynb #0540cb61
 @patch
 def moved_weights(self: Replay, func, args, kwargs):
-    "The magnitudes of weights, moved as the weights are."
+    "The magnitudes of weights, and of constants among them, moved as they are."
     def swap(x):
-        if isinstance(x, Fixed): return x.by if x.by is not None else self.zeroed(x)
-        return type(x)(map(swap, x)) if isinstance(x, (list, tuple)) else x
-    if plain_name(func) in ('view', '_unsafe_view'): return args[0].by.reshape(args[1])
+        if isinstance(x, (list, tuple)): return type(x)(map(swap, x))
+        if not isinstance(x, Fixed): return x
+        if x.by is None and not x.plain.is_floating_point(): return x.plain
+        return self.positive(x).to(self.dtype).nan_to_num(0, 0)
+    name = plain_name(func)
+    if name in ('view', '_unsafe_view'): return args[0].by.reshape(args[1])
     args, kwargs = moving(func, args, kwargs)
+    if name in ('where', 'masked_fill'): args = *args[:1], *(_magnitude(x, self.power) for x in args[1:])
     return func(*swap(args), **{k: swap(v) for k, v in kwargs.items()})
+
+# %% ../nbs/26_linearised.ipynb #e454c66c
+def _magnitude(x, power):
+    "Of a number that is filled in, its magnitude to the power; zero for what is not finite."
+    return x if not isinstance(x, (int, float)) else abs(x)**power if math.isfinite(x) else 0.
 
 # %% ../nbs/26_linearised.ipynb #5a26fd71
 @contextmanager

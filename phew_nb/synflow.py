@@ -135,9 +135,9 @@ def _by_paths(graph, s, power, skips):
     return gradients
 
 def _scale(layer, power):
-    "What a parameter's magnitudes are multiplied with before they are the layer's; None: nothing."
+    "What a parameter's magnitudes are multiplied with before they are the layer's; None: nothing (gains start at 0)."
     usable = layer.usable()
-    if layer.stride is not None: return usable
+    if layer.stride is not None or not layer.values.any(): return usable
     now, was = (t.detach().cpu().abs().double()**power for t in (layer.values, layer.pick(layer.param)))
     return _times(torch.where(was > 0, now/was.masked_fill(was == 0, 1), 1.), usable)
 

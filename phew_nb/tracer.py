@@ -172,6 +172,9 @@ def record(self:Tracer, block, src, out, positions=None, **more):
         dst = self.units.new(G*len(rows)).view(G, -1)
         self.units.add(Layer(name, p, src, dst, (G, len(rows), *size), positions=positions, **where, **more))
         units = self.units.merge(units, torch.full_like(units, -1).index_copy(1, rows, dst), 'add')
+    if (fixed := self.fixed_in(block)) is not None:
+        through = [self.units.gather_each(s[None], f) for s, f in zip(src, fixed.cpu())]
+        units = self.units.merge(units, torch.cat(through), 'add')
     return units
 
 # %% ../nbs/17_tracer.ipynb #b6c2809d

@@ -1,4 +1,6 @@
 "Weights that a network puts together itself: of several parameters, among zeros, or each at several places."
+from types import SimpleNamespace
+
 import hypothesis.strategies as st
 import pytest, torch, torch.nn.functional as F
 from hypothesis import given, settings
@@ -173,6 +175,14 @@ def test_a_frozen_matrix_that_is_scaled_is_a_layer(f):
     assert set(graph.params) == {'m', 'o.weight'}
     assert torch.isclose(path_flow(graph, power=1).total.plain(), (model.o.weight.abs() @ f(model.m)).sum().double())
 
+def test_synflow_by_paths_where_gains_start_at_zero():
+    "As in networks without normalisation: their weights count as they would with gains of one."
+    torch.manual_seed(0)
+    gained, plain = (Fn(lambda s, x, f=f: F.linear(F.linear(x, f(s)).relu(), s.o), w=parameter(6, 6), g=nn.Parameter(torch.zeros(6, 1)), o=parameter(2, 6))
+                     for f in (lambda s: s.w*s.g, lambda s: s.w))
+    plain.load_state_dict(gained.state_dict())
+    assert synflow(gained, .4, (6,), spatial=False) == synflow(plain, .4, (6,), spatial=False)
+
 def test_px_knows_masks_that_are_parameters():
     torch.manual_seed(0)
     w, o, x = parameter(6, 6), parameter(2, 6), torch.randn(8, 6)
@@ -215,17 +225,50 @@ def test_zeros_that_train_are_no_constants(make, n):
     model = Fn(lambda s, x: s.o(F.linear(x, make(s))), w=parameter(6, 6), d=nn.Parameter(torch.zeros(n)), o=nn.Linear(6, 2))
     with pytest.raises(TraceError, match='cannot be followed to one'): trace(model, (6,))
 
-def test_ones_that_are_written_over_weights_are_no_weights():
-    for held in upper.float(), frozen(torch.ones(6, 6)):
-        model = Fn(lambda s, x: s.o(F.linear(x, torch.where(upper, s.w, s.m))), w=parameter(6, 6), o=nn.Linear(6, 2))
-        model.m = held if isinstance(held, nn.Parameter) else torch.ones(6, 6)
-        with pytest.raises(TraceError, match='cannot be followed to one'): trace(model, (6,))
+constants = dict(where=lambda s: torch.where(upper, s.w, .5), where_ones=lambda s: torch.where(upper, s.w, torch.ones(6, 6)), where_frozen=lambda s: torch.where(upper, s.w, s.m), filled=lambda s: s.w.masked_fill(upper, -2.),
+                 unit=lambda s: s.w.tril(-1) + torch.eye(6), antisymmetric=lambda s: s.w.triu(1) - s.w.triu(1).t() - .01*torch.eye(6), padded=lambda s: torch.cat([s.w[:5], torch.ones(1, 6)]),
+                 rows=lambda s: torch.stack([s.w[0], torch.zeros(6), s.w[1], torch.full((6,), 2.), s.w[2], s.w[3]]), in_place=lambda s: s.w.tril(-1).add_(torch.eye(6)))
+
+@pytest.mark.parametrize('make', constants.values(), ids=constants)
+def test_constants_among_weights_are_no_weights(make):
+    "They let pass what a constant matrix would: a way around the weights."
+    torch.manual_seed(0)
+    model = Fn(lambda s, x: s.o(F.linear(x, make(s)).tanh()), o=nn.Linear(6, 2), w=parameter(6, 6), m=frozen(torch.ones(6, 6)))
+    on = torch.autograd.functional.jacobian(lambda w: make(SimpleNamespace(w=w, m=model.m)), model.w.detach()).view(36, 36) != 0
+    matrix, graph = make(model), trace(model, (6,))
+    alone = ~on.any(1).view(6, 6).any(1) # rows of constants alone: no way around, but the way
+    assert count_paths(graph) == 2*int(on.sum() + (matrix[alone] != 0).sum()) and graph.layers[0].name == 'w'
+    edges = model.o.weight.abs().sum(0)[:, None]*matrix.abs()
+    assert torch.allclose(path_flow(graph).by_weight()['w'].plain().flatten(), (on.double().t() @ edges.detach().double().flatten()))
+    net = linearised(model)
+    total, grads = net.gradients(*net.ones((6,)))
+    assert torch.isclose(total, edges.sum().double()) and torch.allclose((grads['w']*net.weights['w'].detach()).flatten(), on.double().t() @ edges.detach().double().flatten())
+    assert not (phew(graph, .4)['w'].flatten() & ~on.any(0)).any()
 
 def test_a_causal_softmax_of_weights_along_positions():
     "What it fills with minus infinity is zero in the end."
     model = Fn(lambda s, x: F.linear(s.w.masked_fill(~upper, -torch.inf).softmax(-1) @ x, s.o), w=parameter(6, 6), o=parameter(2, 3))
     graph = trace(model, example=torch.randn(1, 6, 3))
     assert count_paths(graph) == 3*21*2 and not phew(graph, .5)['w'].tril(-1).any()
+
+def test_a_row_without_weights_of_a_causal_softmax():
+    below = torch.ones(5, 5).tril(-1).bool()
+    model = Fn(lambda s, x: s.o(s.w.masked_fill(~below, -1e9).softmax(-1) @ s.i(x)), w=parameter(5, 5), i=nn.Linear(3, 4), o=nn.Linear(4, 2))
+    graph = trace(model, example=torch.randn(1, 5, 3))
+    assert count_paths(graph) == 3*4*10*2 and not phew(graph, .3)['w'].triu().any()
+
+def test_a_frozen_matrix_with_a_scale_that_trains_is_a_layer():
+    for size in (1,), (6, 1):
+        model = Fn(lambda s, x: s.o(F.linear(x, s.m*s.a)), m=frozen((torch.rand(6, 6) > .5).float()), a=parameter(*size), o=nn.Linear(6, 2))
+        with pytest.warns(UserWarning, match="'m' is frozen"): assert set(trace(model, (6,)).params) == {'m', 'o.weight'}
+
+def test_weight_norm_of_a_frozen_direction():
+    "The magnitudes follow the direction, not the length."
+    layer = nn.utils.weight_norm(nn.Linear(6, 6))
+    layer.weight_v.data.copy_(torch.eye(6)); layer.weight_v.requires_grad_(False)
+    net = linearised(nn.Sequential(layer, nn.ReLU(), nn.Linear(6, 2)))
+    total, grads = net.gradients(torch.ones(1, 6))
+    assert torch.isclose((grads['0.weight_v']*net.weights['0.weight_v'].detach()).sum(), total) and not grads['0.weight_g'].any()
 
 def test_zeros_stay_zeros_in_every_second_column_along_positions():
     model = Fn(lambda s, x: F.linear(s.w.tril()[:, ::2] @ x, s.o), w=parameter(4, 8), o=parameter(2, 3))

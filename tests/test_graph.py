@@ -530,7 +530,6 @@ refused = {
     'orthogonal': (lambda: parametrizations.orthogonal(linear(3, 3)), (3,), ['cannot be followed to one', 'use a parameter itself']),
     'low rank': (lambda: Fn(lambda s, x: F.linear(x, s.w + s.b @ s.a), w=P(3, 3), a=P(1, 3), b=P(3, 1)), (3,), ['cannot be followed']),
     'two parameters': (lambda: Fn(lambda s, x: F.linear(x, s.w + s.a), w=P(3, 3), a=P(3, 3)), (3,), ['cannot be followed']),
-    'padded weight': (lambda: Fn(lambda s, x: F.linear(x, F.pad(s.w, (0, 1), value=1)), w=P(3, 2)), (3,), ['cannot be followed']),
     'inverse': (lambda: Fn(lambda s, x: s.o(torch.linalg.inv(torch.eye(3) + x.T @ x)), o=linear()), (3,), ['linalg_inv']),
     'quantised': (lambda: torch.ao.quantization.quantize_dynamic(seq(linear(3, 4), linear(4))), (3,), ['quantized', "module '0'"]),
     'sparse activations': (lambda: Fn(lambda s, x: torch.sparse.mm(x.to_sparse(), s.w), w=P(3, 2)), (3,), ['_to_sparse', 'strided']),
