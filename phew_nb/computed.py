@@ -166,6 +166,7 @@ _puts = 'index_put', '_index_put_impl', '_unsafe_index_put', 'scatter'
 def only_moves(self:WeightNumbers, func, name, family, args, made):
     "Whether an operation does nothing but move entries, some from one tensor and some from another perhaps."
     if name == 'where': return len(made) > 1 and not self.tells(args[0])
+    if name in _puts and any(map(self.tells, tensors_in(args))): return False # (the weights say where)
     if name in _puts: return not (args[3:] and args[3] is True or 'reduce' in func._schema.overload_name)
     return family == 'move' and name not in ('copy', 'sort', 'topk', 'col2im')
 

@@ -966,6 +966,13 @@ def test_what_a_weights_own_value_decides_is_no_constant():
         assert all(layer.shut is None for layer in trace(model, (4,)).layers)
     model = Fn(lambda s, x: s.o(F.linear(x, _write_one(s))), l=linear(6, 6), o=linear(6, 2))
     model.register_buffer('m', torch.tril(torch.ones(6, 6), -1))
+    graph = trace(model, (6,)) # ones are no weights
+    assert count_paths(graph) == 2*15 + 2*6 and not (phew(graph, .3)['l.weight'] & (model.m == 0)).any()
+    def ones(w):
+        w = w.clone()
+        w[w.abs() < .2] = 1
+        return w
+    model.run = lambda s, x: s.o(F.linear(x, ones(s.l.weight)))
     with pytest.raises(TraceError, match='cannot be followed to one'): trace(model, (6,))
 
 def test_weights_are_not_moved_or_grown_where_a_constant_zeroes_them():
