@@ -137,8 +137,7 @@ def follow_weights(self:WeightNumbers, func, name, args, kwargs, outs, given):
     family = getattr(operation(func), 'family', None)
     made = self.weights_in(given)
     of_weights, told = any(not self.of_masks(t) for t in made), any(map(self.tells, given))
-    if of_weights or told:
-        self.note_told([o for o in outs if not made or not o.is_floating_point()])
+    if of_weights or told: self.note_told([o for o in outs if not made or not o.is_floating_point()])
     outs = [o for o in outs if o.is_floating_point() and is_strided(o)]
     constant = family == 'fill' and not func._schema.is_mutable # `zeros_like`: of the size of weights
     if not outs or not made or constant: return

@@ -15,7 +15,7 @@ from fastai.vision.all import Callback, CancelStepException
 from .graph import PathGraph, trace
 from .masks import Masks, n_kept, unwrapped
 from .models import look_up
-from .report import edges_between
+from .report import weights_between
 from .scores import top_k
 from .checkpoints import check_count
 from .training import KeepMasks, check_ranks
@@ -118,8 +118,7 @@ def on_paths(graph:PathGraph, # of the network
     live = graph.live(masks, skips=True)
     flat = {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in graph.params.items()}
     for layer in graph.layers:
-        p, on = graph.params[layer.name], edges_between(layer, live)[..., None].expand(layer.size)
-        if (usable := layer.usable()) is not None: on = on & usable
+        p, on = graph.params[layer.name], weights_between(layer, live)
         flat[layer.name][layer.pick(torch.arange(p.numel()).view(p.shape))[on]] = True
     return {name: t.view(graph.params[name].shape) for name, t in flat.items()}
 

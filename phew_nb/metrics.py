@@ -20,7 +20,7 @@ from .masks import Masks
 from .scaled import Scaled
 from .flow import graph_and_masks, path_flow
 from .counts import exact_count, exact_counts
-from .report import edges_between # (and this adds `Masks.report`)
+from .report import weights_between # (and this adds `Masks.report`)
 from .linearised import evaluating, linearised
 
 # %% ../nbs/44_metrics.ipynb #ba894c8f
@@ -249,10 +249,9 @@ def _ways(graph, masks, skips, columns):
     "For each unit the ways on: the next unit, and the column of the weight (None for a link)."
     live, ways = graph.live(masks, skips), {}
     for layer in graph.layers:
-        c, mask = columns[layer.name], layer.usable(masks)
+        c = columns[layer.name]
         numbers = layer.pick(torch.arange(c.start, c.stop).view(layer.param.shape)).expand(layer.size)
-        keep = edges_between(layer, live)[..., None]
-        for g, o, i, k in (keep.expand(layer.size) if mask is None else keep & mask).nonzero().tolist():
+        for g, o, i, k in weights_between(layer, live, masks).nonzero().tolist():
             ways.setdefault(int(layer.src[g, i]), []).append((int(layer.dst[g, o]), int(numbers[g, o, i, k])))
     for junction in graph.junctions:
         keep = (skips | ~junction.skip) & live[junction.child] & live[junction.dst[junction.row]]

@@ -21,7 +21,7 @@ from .nodes import Layer
 from .flow import first_few, graph_and_masks
 from .draws import seed_number, uniforms, walk_keys
 from .steps import FirstVisits, HeldBy, Side, Walker, draw_paths, first_visits, index_of
-from .report import edges_between
+from .report import weights_between
 from .reach import estimate, expected_visits, expected_walks, most_held, out_of_reach, reachable
 
 _all_ = ['uniforms', 'walk_keys', 'draw_paths', 'expected_visits', 'expected_walks'] # of the modules above
@@ -430,9 +430,7 @@ def check_reach(self: FittingVisits,
     for name, room in self.room.items():
         on = torch.zeros_like(self.open[name])
         for layer in self.graph.layers:
-            if layer.name != name: continue
-            edges, usable = edges_between(layer, live)[..., None].expand(layer.size), layer.usable()
-            on[layer.places()[edges if usable is None else edges & usable]] = True
+            if layer.name == name: on[layer.places()[weights_between(layer, live)]] = True
         left = on & self.open[name] & (self.first[name] == self.never)
         more += int(torch.minimum(left.view(-1, self.m).sum(1), room).sum())
     self.refuse(target, self.kept + more)
