@@ -93,9 +93,9 @@ def _finetuning(recipe):
     "A recipe whose rate is that at the end of another."
     return replace(recipe, lr=recipe.lr_at(recipe.epochs - 1), drops=(), decay=1.)
 
-def _shrink(model, graph, k, scope):
+def _shrink(model, graph, k, scope, among):
     "Keep the `k` largest weights of a network, now and in training."
-    return top_k(magnitude_scores(graph), k, scope, among=Masks.of(model)).keep(model)
+    return top_k(magnitude_scores(graph), k, scope, among).keep(model)
 
 # %% ../nbs/52_iterative.ipynb #c4e16d5e
 def gradual_magnitude(model:nn.Module,      # the network, trained in place
@@ -121,7 +121,7 @@ def gradual_magnitude(model:nn.Module,      # the network, trained in place
         start = count_left(graph, masks)
         if epochs != 0: _note_row(rows, start, _train(model, dls, full, full.epochs, loss, **kwargs))
         for left in cubic_steps(start, k, steps):
-            masks = _shrink(model, graph, left, scope)
+            masks = _shrink(model, graph, left, scope, masks)
             _note_row(rows, left, _train(model, dls, _finetuning(full), 1, loss, **kwargs))
     return _warn_of_empty(masks)
 
@@ -149,13 +149,13 @@ def ticket_steps(start:int,       # number of weights there are
     return steps[1:]
 
 # %% ../nbs/52_iterative.ipynb #9a03d1cd
-def _rounds(model, graph, left, steps, rewind, scope, train):
+def _rounds(model, graph, masks, steps, rewind, scope, train):
     "Train, prune and put back, until as many weights are left as each step says; the last masks."
-    early, own = _state(model), [Remember(rewind)] if rewind else []
+    early, own, left = _state(model), [Remember(rewind)] if rewind else [], count_left(graph, masks)
     for n in steps:
         train(left, own)
         if rewind and isinstance(own[0], Remember): early, own = own[0].state, [StartAt(rewind)]
-        masks, left = _shrink(model, graph, n, scope), n
+        masks, left = _shrink(model, graph, n, scope, masks), n
         _set_state(model, _masked(early, masks))
     return masks
 
@@ -182,8 +182,8 @@ def lottery(model:nn.Module,      # the network, trained and put back in place
     if not 0 <= rewind < epochs: raise ValueError(f"rewind must be an epoch of the run, 0 to {epochs-1}, got {rewind}")
     train = lambda left, own: _note_row(rows, left, _train(model, dls, recipe, epochs, loss, own, **kwargs))
     with _undone_if_it_fails(model, seed):
-        left = count_left(graph, masks)
-        masks = _rounds(model, graph, left, ticket_steps(left, k, fraction), rewind, scope, train)
+        steps = ticket_steps(count_left(graph, masks), k, fraction)
+        masks = _rounds(model, graph, masks, steps, rewind, scope, train)
     return _warn_of_empty(masks)
 
 # %% ../nbs/52_iterative.ipynb #7caa4d27

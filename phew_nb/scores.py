@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['true_places', 'elements_at', 'n_true', 'kth_largest', 'highest', 'check_finite', 'check_some', 'apportion', 'top_k',
-           'layer_highest', 'count_left', 'check_real', 'pruning_task', 'warned', 'plot_scores', 'random_scores',
-           'random_pruning', 'uniform_pruning', 'erk_counts', 'erk', 'magnitude_scores', 'magnitude', 'scoring',
-           'default_loss', 'data_batches', 'saying', 'batch_parts', 'graph_of_data', 'batch_loss', 'gradients',
-           'snip_sums', 'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores', 'grasp',
-           'caller_level', 'own_stream']
+           'layer_highest', 'count_left', 'open_weights', 'check_real', 'pruning_task', 'warned', 'plot_scores',
+           'random_scores', 'random_pruning', 'uniform_pruning', 'erk_counts', 'erk', 'magnitude_scores', 'magnitude',
+           'scoring', 'default_loss', 'data_batches', 'saying', 'batch_parts', 'graph_of_data', 'batch_loss',
+           'gradients', 'snip_sums', 'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores',
+           'grasp', 'caller_level', 'own_stream']
 
 # %% ../nbs/40_scores.ipynb #3c57de9a
 import math, sys, torch, warnings
@@ -197,6 +197,17 @@ def count_left(graph:PathGraph, # see `trace`
     "Number of weights that may be kept."
     return sum(int(masks[name].sum()) if name in masks else p.numel() for name, p in graph.params.items())
 
+def open_weights(graph:PathGraph, # see `trace`
+                 masks:dict,      # name -> boolean tensor
+                ) -> dict: # the same, without the weights that let nothing pass wherever they are used
+    "Masks that leave out what a constant zero closes."
+    masks, counted = dict(masks), [layer for layer in graph.layers if layer.counted]
+    passes = lambda layer: torch.ones(layer.size).int() if layer.shut is None else (~layer.shut).int()
+    for name in {layer.name for layer in counted if layer.shut is not None}:
+        ways = sum(layer.spread(passes(layer)) for layer in counted if layer.name == name)
+        masks[name] = (ways > 0) & (masks[name].cpu() if name in masks else True)
+    return masks
+
 def check_real(graph:PathGraph # of a network
               ): # raises ValueError where weights are complex
     "Refuse weights that a method is not for."
@@ -209,14 +220,14 @@ def pruning_task(model,         # a network, or its `PathGraph`
                  density:float, # fraction of weights kept, in (0, 1]; or None
                  kept:int,      # or number of weights kept
                  real:bool=True, # is the method for real weights only?
-                ) -> tuple: # graph, number of weights to keep, the masks that the model has; raises ValueError
+                ) -> tuple: # graph, number of weights to keep, masks: which may be kept (see above); raises ValueError
     "What is asked for, checked."
     with torch.inference_mode(False), torch.autocast('cpu', enabled=False), torch.autocast('cuda', enabled=False):
         graph, masks = graph_and_masks(model, input_size)
     if real: check_real(graph)
     k, masks = n_kept(graph.total, density, kept), masks or {}
     check_choice(masks, k, count_left(graph, masks))
-    return graph, k, masks
+    return graph, k, useful if count_left(graph, useful := open_weights(graph, masks)) >= k else masks
 
 # %% ../nbs/40_scores.ipynb #5207f9aa
 def warned(masks:Masks,     # what a method chose

@@ -470,3 +470,39 @@ def test_complex_weights_are_refused_by_name():
     for method in ('snip', 'grasp', 'synflow', 'px', 'wanda', 'phew', 'phew_snip', 'phew_act'):
         with pytest.raises(ValueError, match="'0.weight' are complex numbers"): prune(net, method, .5, input_size=(6,), dl=data(classes=3))
     for method in ('random', 'uniform', 'erk', 'magnitude'): assert prune(net, method, .5, input_size=(6,)).kept == 36
+
+# --- weights that a constant zero closes ---------------------------------------------------------------------------------
+
+class Tied(nn.Module):
+    "The same weights behind one mask and behind another, or written to under a third."
+    def __init__(self, *masks, writes=False):
+        super().__init__()
+        self.l, self.o, self.masks, self.writes = nn.Linear(6, 6), nn.Linear(6, 3), masks, writes
+    def forward(self, x):
+        if self.writes: self.l.weight.data *= self.masks[0]
+        for m in self.masks: x = F.linear(x, self.l.weight if self.writes else self.l.weight*m, self.l.bias).relu()
+        return self.o(x)
+
+lower = torch.ones(6, 6).tril(-1)
+def opened(model, n=20):
+    "Weights that ever get a gradient."
+    model, found = copy.deepcopy(model), torch.zeros(6, 6, dtype=torch.bool)
+    for _ in range(n):
+        for p in model.parameters(): nn.init.uniform_(p) # nothing is cut by a rectifier
+        found |= torch.autograd.grad(model(torch.rand(9, 6)).sum(), model.l.weight)[0] != 0
+    return found
+
+blind = [Tied(lower), Tied(lower, writes=True), Tied(lower, torch.eye(6)), Tied(lower.t(), lower)]
+
+@pytest.mark.parametrize('method, model', [(method, model) for model in blind for method in [
+    'random', 'uniform', 'erk', 'magnitude', 'snip', 'iter_snip', 'grasp', 'synflow', 'synflow_l2', *methods]
+    if model.writes or method not in ('wanda', 'phew_act')]) # which refuse computed weights
+def test_no_method_spends_weights_that_a_constant_closes(method, model):
+    model = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        masks = run(method, model, .3, dl=[(torch.rand(8, 6), torch.arange(8) % 3)])
+        masks.apply(model)
+        again = run(method, model, .15, dl=[(torch.rand(8, 6), torch.arange(8) % 3)])
+    assert not (masks['l.weight'] & ~opened(model)).any() and not (again['l.weight'] & ~masks['l.weight']).any()
+    if not method.startswith('phew'): assert masks.kept == round(.3*54) and again.kept == round(.15*54)
