@@ -27,7 +27,7 @@ def places():
 def clean_warnings(text):
     "Warnings without the numbers of cells they came from, and without those of other libraries."
     text = re.sub(r'^<ipython-input-[^>]*>:\d+: (.*\n)(?:  .*\n?)?', r'\1', text, flags=re.M)
-    return re.sub(r'^venv/\S*site-packages/(?!phew_nb)\S+:\d+: \w*Warning: .*\n(?:  .*\n?)?', '', text, flags=re.M)
+    return re.sub(r'^venv/\S*site-packages/(?!phew_nb)\S+:\d+: .*\n(?:  .*\n?)?', '', text, flags=re.M)
 
 def clean_text(text):
     "Text without escape sequences, overwritten progress lines, control characters and absolute paths."
