@@ -9,7 +9,6 @@ Student's t (4.3 standard errors at three seeds, 2.8 at five, 2.3 at ten), nor b
 Of mixed cases a statement 'holds under conditions' where it holds in half of them or more, and 'fails' below (see `most`).
 """
 import math
-from collections import Counter
 
 import numpy as np
 from scipy.stats import t as student
