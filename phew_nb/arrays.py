@@ -384,13 +384,14 @@ def fingerprint(self:Data) -> str: # 12 hexadecimal digits
     return self.origin
 
 # %% ../nbs/02_arrays.ipynb #e8c6f8d4
-def _pick(arrays, n, classes, gen):
+def _pick(arrays, n, classes, gen, which):
     "`n` examples of each class; None: all."
     if n is None: return arrays
     picked = []
     for c,name in enumerate(classes):
         here = torch.where(arrays.label==c)[0]
-        if not 1 <= n <= len(here): raise ValueError(f'{n} examples of each class: class {name!r} has 1 to {len(here)}')
+        if not 1 <= n <= len(here): raise ValueError(
+            f'{n} {which} examples of each class were asked for; class {name!r} has {len(here)}')
         picked.append(here[torch.randperm(len(here), generator=gen)[:n]])
     return arrays[torch.cat(picked)]
 
@@ -401,7 +402,7 @@ def subset(self:Data,
            n_test_per_class:int|None=None, # test examples of each class; None: all
           ) -> Data: # ValueError where a class has fewer
     "A part of the data with equally many examples of each class."
-    train = _pick(self.train, n_per_class, self.classes, as_generator(seed))
-    test = _pick(self.test, n_test_per_class, self.classes, as_generator(seed))
+    train = _pick(self.train, n_per_class, self.classes, as_generator(seed), 'training')
+    test = _pick(self.test, n_test_per_class, self.classes, as_generator(seed), 'test')
     full = self.full or (len(self.train), len(self.test))
     return replace(self, train=train, test=test, full=full, origin=self.fingerprint)

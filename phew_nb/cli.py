@@ -283,6 +283,7 @@ def _check_prune(args, data):
     "Raise ValueError where method and data do not go together."
     from phew_nb.experiments import need_data, need_training
     if args.method in need_training: raise ValueError(f'{args.method!r} trains the network: use phew_compare')
+    if args.method == 'dense': raise ValueError("'dense' prunes nothing, so there are no masks to write")
     if args.method not in need_data: return
     if data is None: raise ValueError(f'{args.method!r} looks at data: name a data set with --data')
 

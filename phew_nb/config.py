@@ -154,11 +154,16 @@ def _rewiring(rewire):
     raise ValueError(f"rewire is 'as pruned', 'shuffle', or a width factor from 0 to 1, got {rewire!r}")
 
 # %% ../nbs/60_config.ipynb #f32b3811
+_given_by_runs = 'model', 'density', 'input_size', 'kept', 'dl', 'loss'
+_elsewhere = {name: f': name the {name} beside the options' for name in ('density', 'model')}
+
 def _check_options(method, options):
     "Raise ValueError where a method has no such arguments."
     f = known('method', False).get(method) or known('method')[method]
     while isinstance(f, partial): f = f.func
-    takes = dict(inspect.signature(f).parameters)
+    takes = {k: p for k,p in inspect.signature(f).parameters.items() if k not in _given_by_runs}
+    for name in options:
+        if name in _given_by_runs: raise ValueError(f'options: a run gives {name} itself{_elsewhere.get(name, "")}')
     if any(p.kind is p.VAR_KEYWORD for p in takes.values()): return
     for name in options: import_module('phew_nb.models').look_up(takes, name, f'argument of {method}')
 

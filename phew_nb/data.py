@@ -243,6 +243,8 @@ def as_bytes(*splits # tensors of any numbers
     if all(x.ndim == 2 and not x.is_floating_point() and x.dtype != torch.bool for x in splits):
         return [x.long() for x in splits]
     splits = [x.float() for x in splits]
+    if not all(x.isfinite().all() for x in splits): raise ValueError(
+        'some numbers of the examples are beyond those of float32 (3.4e38): divide them by a common factor first')
     return [(x*255).round().to(torch.uint8) for x in splits] if all(map(_is_255ths, splits)) else splits
 
 def _is_255ths(x):

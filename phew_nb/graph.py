@@ -8,7 +8,7 @@ __all__ = ['as_example', 'call', 'named_tensors', 'ends_of', 'PathGraph', 'trace
 
 # %% ../nbs/18_graph.ipynb #40f88c8b
 import sys, warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -21,6 +21,7 @@ from .nodes import Junction, Layer, TraceError, like
 from .numbers import shrink
 from .units import every_edge, reach_ahead, reach_back
 from .tape import Recorder, Ref, Tape
+from .rules import tensors_in
 from .tracer import Tracer, whole_attention
 
 # %% ../nbs/18_graph.ipynb #99121993
@@ -336,14 +337,21 @@ def record(model,    # any network; it is run once and left as it was
             found = _run(tracer := Tracer(model), example, 1, outputs)
     return tracer.recorder.tape, _chosen(tracer, found, outputs)[0] if len(found) > 1 else [*found]
 
+# %% ../nbs/18_graph.ipynb #269161d8
+def _no_weights(given, n_inputs):
+    "Why nothing was found between these inputs and the output."
+    if any(t.is_complex() for t in given): return 'complex inputs are not followed: give an `example` of real numbers'
+    if given and not any(t.numel() for t in given): return 'the example is empty: give one with at least one row'
+    if not n_inputs: return 'its inputs are integers: give an `example` of floating-point numbers'
+    return 'what does not run in PyTorch (NumPy, say), or computes with complex numbers, is not followed'
+
 # %% ../nbs/18_graph.ipynb #0bbf601d
 def _graph(model, tracer, inputs, outputs, keep_dense, only, example):
     "The part of what was traced that lies between inputs and outputs, and the reasons for the rest."
     nodes, n = tracer.units.nodes, tracer.units.n
     if not len(outputs) or not any(isinstance(node, Layer) for node in nodes):
-        why = 'its inputs are integers: give an `example` of floating-point numbers' if not len(tracer.inputs[0]) else \
-            'what does not run in PyTorch (NumPy, say) is not seen'
-        raise TraceError(f"the model has no prunable weights between its input and its output; {why}")
+        raise TraceError(f"the model has no prunable weights between its input and its output; "
+                         f"{_no_weights(tensors_in(example), len(tracer.inputs[0]))}")
     kept = [node for node, yes in zip(nodes, _between(nodes, n, inputs, outputs)) if yes]
     left = {name: 'reads nothing that depends on the input' for name in tracer.constant_fed}
     left |= {name: 'multiplied with another parameter: a constant here' for name in _factors(tracer)}
@@ -367,10 +375,17 @@ def _between(nodes, n, inputs, outputs):
     between = (reach_ahead(nodes, down) & reach_back(nodes, up))[:, 0]
     return [bool(between[node.dst].any()) for node in nodes]
 
+# %% ../nbs/18_graph.ipynb #3830f294
+def _check_patterns(given):
+    "A list of patterns; TypeError on anything else."
+    found = list(given) if isinstance(given, Iterable) else [given]
+    if all(isinstance(p, str) for p in found): return found
+    raise TypeError(f"keep_dense and only take names or patterns of parameters, such as ['head.*'], not {given!r}")
+
 # %% ../nbs/18_graph.ipynb #8c3e161b
 def _matcher(model, keep_dense, only):
     "A function: is the parameter of that name kept dense?"
-    patterns = lambda p: [p] if isinstance(p, str) else list(p or ())
+    patterns = lambda p: [p] if isinstance(p, str) else _check_patterns(p or ())
     fits = lambda name, ps: any(fnmatch(name, p) or name.startswith(p + '.') for p in ps)
     keep_dense, names = patterns(keep_dense), [n for n, _ in model.named_parameters()]
     for p in keep_dense + patterns(only):

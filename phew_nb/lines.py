@@ -181,8 +181,9 @@ def several(read:Callable # from text to a value
            ) -> Callable: # from text with commas or blanks to a list
     "A reader of lists."
     def read_list(text):
-        parts = [part for part in re.split(r'[,\s]+', text) if part]
-        if not parts: raise ValueError('the list is empty')
+        parts = re.split(r'\s*,\s*|\s+', re.sub(r'\s*,?\s*$', '', text).strip())
+        if parts == ['']: raise ValueError('the list is empty')
+        if '' in parts: raise ValueError(f'{text!r} has a comma too many')
         return [read(part) for part in parts]
     return read_list
 

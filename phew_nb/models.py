@@ -325,8 +325,17 @@ def make_model(name:str, # in `models`, or 'my_file.py:Net' or 'package.module:m
         if 'seed' not in takes: torch.manual_seed(torch.randint(2**63-1, (), generator=given['seed']).item())
         kwargs = {k: v for k,v in given.items() if k in takes} | kwargs
         model = made_by(name, make, **kwargs) if is_reference(name) else make(**kwargs)
-    if not isinstance(model, nn.Module): raise TypeError(f'{name} made a {type(model).__name__}, not a network')
+        if not isinstance(model, nn.Module): raise TypeError(f'{name} made a {type(model).__name__}, not a network')
+        _materialise(model, input_size)
     return model if 'init' in takes or init == 'auto' else init_weights(model, init, seed)
+
+@torch.no_grad()
+def _materialise(model, input_size):
+    "Give lazy layers their sizes: by an example of zeros."
+    if not any(map(nn.parameter.is_lazy, model.parameters())): return
+    training = model.training
+    model.eval()(torch.zeros(1, *input_size))
+    model.train(training)
 
 def _check_image(name, input_size):
     "Raise ValueError where the network takes images, and larger ones."

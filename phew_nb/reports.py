@@ -202,6 +202,7 @@ def write_report(folder:str|Path, # of results
         records = read_records(folder)
     failed = read_failed(folder, {r['run'] for r in records})
     if not records and not failed: raise FileNotFoundError(
+        f"no run in '{folder}' has ended yet: call again when one has" if any((folder/'claims').glob('*')) else
         f"there are no results in '{folder}': name the folder that a sweep or phew_compare wrote to")
     path = Path(out) if out else folder/'report.html'
     notes = [str(w.message).replace(f'{folder}/', '') for w in said if w.category is UserWarning]

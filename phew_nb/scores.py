@@ -444,6 +444,9 @@ def data_batches(model, # what is to be run on them
     if loaders and isinstance(dl, loaders): return dl.train
     if isinstance(dl, torch.utils.data.Dataset) and hasattr(dl, '__getitem__'): raise TypeError(
         f"dl is a dataset of examples ({type(dl).__name__}), not of batches: give DataLoader(dataset, batch_size=64)")
+    one = isinstance(dl, Tensor) or isinstance(dl, tuple) and dl and all(isinstance(t, Tensor) for t in dl)
+    if one: raise TypeError(
+        f"dl is one {type(dl).__name__} and looks like one batch: give a list of batches, such as [(x, y)]")
     if not hasattr(dl, '__iter__') and not hasattr(dl, '__getitem__'): raise TypeError(
         f"dl must be an iterable of batches (x, y), not a {type(dl).__name__}; of a learner, learn.dls")
     return dl

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['trackers', 'label', 'estimate', 'Plan', 'in_words', 'plan', 'How', 'once', 'check_tracker', 'tracking', 'rows_of',
-           'know', 'failure', 'perform', 'work', 'sensible_workers', 'Workers', 'environment', 'fewer_threads',
-           'ray_work', 'report_failure', 'Stopped', 'stop_at_signals', 'Progress', 'check_engine', 'sweep', 'read_grid']
+           'know', 'reason', 'failure', 'perform', 'work', 'sensible_workers', 'Workers', 'environment',
+           'fewer_threads', 'ray_work', 'report_failure', 'Stopped', 'stop_at_signals', 'Progress', 'check_engine',
+           'sweep', 'read_grid']
 
 # %% ../nbs/64_sweep.ipynb #48878b60
 import os, re, signal, sys, textwrap, threading, time, traceback, warnings
@@ -220,13 +221,18 @@ def know(rows:dict, # of `rows_of`
     for method in {c.method for c in configs}: check_name('method', method)
 
 # %% ../nbs/64_sweep.ipynb #693d43b2
+def reason(error # an error, or its text
+          ) -> str:
+    "Its words, without a line of fastai's; of a `KeyError`, whose text is the key alone, with its kind."
+    words = f'KeyError: {error}' if isinstance(error, KeyError) and error.args else str(error)
+    return ' '.join(re.sub('^Exception occured in .*:', '', words).split()) or type(error).__name__
+
 def failure(config:Config, # of the run
             error:BaseException, # why it failed
             how:How, # the settings of the sweep
            ) -> dict: # as `write_failure` takes it
     "Why a run failed."
-    words = re.sub('^Exception occured in .*:', '', str(error)).split() # that is a line of fastai's
-    return dict(run=run_name(config), error=repr(error), reason=' '.join(words) or type(error).__name__, sweep=how.id,
+    return dict(run=run_name(config), error=repr(error), reason=reason(error), sweep=how.id,
                 settings=settings(config), traceback=''.join(traceback.format_exception(error)))
 
 def perform(configs:list[Config], # of one run, or of some that are trained together
@@ -473,8 +479,7 @@ def report_failure(config:Config, # of the run
                   ):
     "Say on stderr which run failed, and why."
     from tqdm.auto import tqdm
-    words = re.sub('^Exception occured in .*:', '', str(error)).split() or [type(error).__name__]
-    tqdm.write(f"failed: {config.model} on {config.data}, {run or label(config)}: {' '.join(words)}", file=sys.stderr)
+    tqdm.write(f"failed: {config.model} on {config.data}, {run or label(config)}: {reason(error)}", file=sys.stderr)
 
 class Stopped(KeyboardInterrupt):
     "SIGTERM, handled as Ctrl-C is."

@@ -506,3 +506,9 @@ def test_no_method_spends_weights_that_a_constant_closes(method, model):
         again = run(method, model, .15, dl=[(torch.rand(8, 6), torch.arange(8) % 3)])
     assert not (masks['l.weight'] & ~opened(model)).any() and not (again['l.weight'] & ~masks['l.weight']).any()
     if not method.startswith('phew'): assert masks.kept == round(.3*54) and again.kept == round(.15*54)
+
+@pytest.mark.parametrize('method', ['snip', 'grasp', 'wanda', 'px', 'phew_act', 'phew_snip', 'force'])
+def test_one_batch_is_no_list_of_batches(method):
+    x, y = torch.rand(8, 6), torch.arange(8) % 3
+    for dl in x, (x, y):
+        with pytest.raises(TypeError, match=r'looks like one batch: give a list of batches, such as \[\(x, y\)\]'): run(method, build('plain'), dl=dl)

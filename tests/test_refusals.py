@@ -175,7 +175,7 @@ add('resnet20: unknown shortcut', lambda d: resnet20(10, shortcut='padd'), Value
 add('make_model: unknown', lambda d: make_model('resnet21', (3, 32, 32), 10), ValueError, "did you mean 'resnet20'?")
 add('load_data: unknown', lambda d: load_data('cifar11'), ValueError, "did you mean 'cifar10'?")
 add('subset: more than there are', lambda d: d.digits.subset(10**6, seed=0), ValueError, 'examples of each class')
-add('pruning_batches: none', lambda d: pruning_batches(d.digits, 0, seed=0), ValueError, '0 examples of each class')
+add('pruning_batches: none', lambda d: pruning_batches(d.digits, 0, seed=0), ValueError, '0 training examples of each class')
 # --- training, experiments
 add('sparse_learner: masks of another model', lambda d: sparse_learner(d.dls, d.plain, d.others), ValueError, 'these masks are of another model')
 add('sparse_learner: unknown recipe', lambda d: sparse_learner(d.dls, d.plain, d.masks, 'paperr'), ValueError, "unknown recipe 'paperr'")
