@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from .files import check_file, write_bytes
 from .graph import PathGraph, as_example, call, named_tensors, trace
-from .masks import Masks, as_masks, unwrapped
+from .keeping import is_kept
+from .masks import Masks, as_masks, owner, unwrapped
 from .models import PadShortcut
 from .state import memory_of, random_kept
 from .tracer import tracer_now
@@ -371,12 +372,17 @@ def _check_equal(model, small, inputs):
                                  f'in a way we do not know ({why})')
 
 # %% ../nbs/46_export.ipynb #3282b388
+def _held_alike(masks, small, model):
+    "Hold the layers of a network to masks that are held in another of the same modules."
+    held = {name: mask for name, mask in masks.items() if is_kept(owner(model, name)[0])}
+    if held: Masks(held).keep(small)
+
 def compact(model:nn.Module, # a masked network; left as it is
             masks:Masks=None, # its masks, or a dict of them; None: those it remembers
             input_size=None, # of one input, without the batch; or a `PathGraph`, whose example is taken
             example=None, # instead: an input (batch first), a tuple of inputs, or a dict of keyword arguments
             channel_dim:int=None, # dimension of an input that holds its units, as in `trace`
-           ) -> nn.Module: # a smaller network with the same outputs in evaluation mode; it remembers its masks
+           ) -> nn.Module: # with the same outputs in evaluation mode; it has its masks, held where the model's are
     "A network without its dead units."
     masks = _masks_for(model, masks)
     if masks is None: raise ValueError('compact needs masks: give them, or a model that remembers some')
@@ -386,6 +392,6 @@ def compact(model:nn.Module, # a masked network; left as it is
         small = deepcopy(full)
         left = _cut(small, masks, _plan(small, masks, inputs, channel_dim))
         _check_equal(full, small, inputs)
-    left.apply(small)
+    _held_alike(left.apply(small), small, unwrapped(model))
     for new, old in zip(small.modules(), unwrapped(model).modules(), strict=True): new.training = old.training
     return small

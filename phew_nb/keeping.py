@@ -28,13 +28,16 @@ def local_part(tensor:Tensor # perhaps spread over several processes
 
 def local_mask(mask:Tensor, # boolean, of the whole tensor's shape
                like:Tensor, # perhaps spread over several processes
-              ) -> Tensor:  # of the shape of `local_part(like)`; NotImplementedError where no way to cut is known
+              ) -> Tensor:  # of the shape of `local_part(like)`; raises where there is no way to cut it
     "The part of a mask that belongs to the part of a tensor on this process."
     mesh, cuts = getattr(like, 'device_mesh', None), enumerate(getattr(like, 'placements', ()))
     for dim, cut in sorted(cuts, key=lambda item: type(item[1]).__name__ == '_StridedShard'):  # these were made first
         if not cut.is_shard(): continue
         parts, place = mask.chunk(mesh.size(dim), cut.dim), mesh.get_local_rank(dim)
         mask = parts[place] if place < len(parts) else mask.narrow(cut.dim, 0, 0)
+    if mask.shape != local_part(like).shape and not hasattr(like, 'placements'): raise ValueError(
+        f"a mask of shape {tuple(mask.shape)} is not for a tensor of shape {tuple(like.shape)}: make masks for the "
+        "model as it is now")
     if mask.shape != local_part(like).shape: raise NotImplementedError(
         f"a weight spread over processes as {like.placements} is here a part of {tuple(local_part(like).shape)}, "
         f"and its mask one of {tuple(mask.shape)}: no way is known to cut it")
@@ -79,6 +82,7 @@ class _Guard:
 
     def zero(self): self.zeroes(self.param.data)
     def is_by(self, mask): return torch.equal(self.zeroes.mask.cpu(), mask.cpu())
+    def fits(self): return self.param.shape == self.zeroes.mask.shape
     def stop(self):
         if self.hook is not None: self.hook.remove()
         if _guards.get(id(self.param)) is self: del _guards[id(self.param)]
@@ -94,6 +98,7 @@ def _listen(param):
 def _after_backward(param):
     "Zero the masked part of a gradient that has just been accumulated."
     guard, grad = _guards.get(id(param)), param.grad
+    if guard is not None and not guard.fits(): _refuse_shape(guard)
     if guard is not None and grad is not None and grad.layout == torch.strided: guard.zeroes(grad.data)
 
 # %% ../nbs/21_keeping.ipynb #3ad80854
@@ -116,7 +121,8 @@ class _LayerMasks:
             _install()
             _held[id(self)] = self
         else: _held.pop(id(self), None)
-        for name, mask in self.masks.items(): self.set(name, mask, params.get(name))
+        for name, mask in self.masks.items(): # (what is held and gone now keeps its guard, for `look` to find)
+            if not held or params.get(name) is not None: self.set(name, mask, params.get(name))
 
 # %% ../nbs/21_keeping.ipynb #d1da8787
 def _params(layer): return {name: guard.param for name, guard in layer.guards.items()}
@@ -143,6 +149,14 @@ def _lost(layer, name, why): return RuntimeError(
     f"'{name}' of {type(layer.module()).__name__} is held by a mask, but {why}: nothing could keep its masked weights "
     "at zero. Undo that, or let the masks go by Masks.forget(model) and apply them to the model as it is now")
 
+def _other_shape(layer, name, param): return _lost(layer, name, f"it has now the shape {tuple(param.shape)}")
+
+def _refuse_shape(guard):
+    "Raise where a layer has a guarded weight that got another shape in place."
+    for layer in list(_held.values()):
+        for name, own in layer.guards.items():
+            if own is guard and layer.module() is not None: raise _other_shape(layer, name, guard.param)
+
 def _stands_in(layer, old, param):
     "Whether a parameter is there for a while only: gathered by fully_shard, or put in by functional_call."
     if not isinstance(param, nn.Parameter): return True
@@ -151,13 +165,31 @@ def _stands_in(layer, old, param):
     raise RuntimeError("a weight held by a mask is gathered from all processes at the first step after fully_shard: "
                        "call model.reshard() before the step, or keep the masks after fully_shard")
 
+# %% ../nbs/21_keeping.ipynb #dfa61b88
+def _later_name(layer, name, params, new):
+    "The name by which a layer has a weight now that it had by another; None: it has it no more."
+    guard, shape = layer.guards.get(name), layer.masks[name].shape
+    first = name.removesuffix('_orig') if name.endswith('_orig') else name.removesuffix('_v')
+    if guard is None: names = [first] if first != name else [f'{name}_orig']
+    else: names = [n for n, p in params.items() if p is guard.param] + [first]*(first == new)
+    return next((n for n in names if n != name and params.get(n) is not None and params[n].shape == shape), None)
+
+@patch
+def follow(self: _LayerMasks, params, new=None): # `new`: the name that a parameter is just given
+    "Have masks go with weights that the layer has by another name now."
+    for name in [name for name in self.masks if params.get(name) is None]:
+        if (now := _later_name(self, name, params, new)) is None: continue
+        mask, guard = self.masks.pop(name), self.guards.pop(name, None)
+        self.masks.setdefault(now, mask)
+        if guard is not None and now not in self.guards: self.take(now, params[now])
+
 # %% ../nbs/21_keeping.ipynb #afdab545
 @patch
 def take(self: _LayerMasks, name, param):
     "Guard a weight of this layer that is another one than before."
     if param is None: raise _lost(self, name, "it is no parameter of the layer any more")
     mask, other = self.masks[name], _guards.get(id(param))
-    if param.shape != mask.shape: raise _lost(self, name, f"it has now the shape {tuple(param.shape)}")
+    if param.shape != mask.shape: raise _other_shape(self, name, param)
     if other is not None and not other.is_by(mask): raise _lost(
         self, name, "it is now the weight of another layer, which another mask holds")
     self.set(name, mask if other is None else other.zeroes.mask, param)
@@ -173,9 +205,11 @@ def _steps_on(layer, optimizer):
 def look(self: _LayerMasks, optimizer=None):
     "Guard the weights that the layer has now; RuntimeError where that cannot be, unless another layer is trained."
     module = self.module()
-    for name, guard in list(self.guards.items()) if module is not None else ():
+    if not hasattr(module, '_parameters'): return # gone, or a copy that was never finished
+    self.follow(module._parameters)
+    for name, guard in list(self.guards.items()):
         param, now = module._parameters.get(name), _guards.get(id(guard.param)) # (none: it was taken off elsewhere)
-        if param is guard.param and now is not None:
+        if param is guard.param and now is not None and now.fits():
             if now is not guard: self.masks[name], self.guards[name] = now.zeroes.mask, now # the last one kept decides
             continue
         if param is not guard.param and param is not None and _stands_in(self, guard.param, param): continue
@@ -219,15 +253,25 @@ def _after_load(module, keys):
     layer.look()
     for guard in layer.guards.values(): _zero_said(guard)
 
+def _mask_of_normed(module, name):
+    "The mask of what weight_norm, taken off just now, computed a weight from; None where none is known."
+    before = module._modules.get('parametrizations')
+    ref = _places.get(before, {}).get(name) if before is not None else None
+    gone = ref() if ref is not None else None
+    if gone is None or _normed_along(gone, 'original1') is None: return None
+    return layer.masks.get('original1') if (layer := _layer(gone)) is not None and layer.held else None
+
 def _on_parameter(module, name, param):
     "Before a parameter is put into a layer: where it or the layer is held, both will be, or it is refused."
     layer, guard = module.__dict__.get('_layer_masks'), _guards.get(id(param))
+    params = module._parameters | {name: param}
+    if layer is not None: layer.follow(params, name if module._parameters.get(name) is None else None)
     if layer is not None and name in layer.guards:
         if param is not layer.guards[name].param: layer.take(name, param)
-    elif guard is not None:
+    elif guard is not None or (mask := _mask_of_normed(module, name)) is not None:
         layer = _layer(module, make=True)
-        layer.masks[name] = guard.zeroes.mask
-        layer.hold(True, module._parameters | {name: param})
+        layer.masks[name] = mask if guard is None else guard.zeroes.mask
+        layer.hold(True, params)
 
 # %% ../nbs/21_keeping.ipynb #32f59fa7
 _installed = []
@@ -242,7 +286,7 @@ def _install():
 def _has_more(layer):
     "Are there masked weights of a layer that are not zero?"
     return any(bool((local_part(g.param.data) != 0)[~local_mask(g.zeroes.mask, g.param).to(g.param.device)].any())
-               for g in layer.guards.values() if not g.param.is_meta)
+               for g in layer.guards.values() if not g.param.is_meta and g.fits())
 
 def _n_gone(old, new):
     "How many layers of a module are held, and not inside of one in its place that has dense weights to train?"
@@ -450,7 +494,7 @@ def _clean(optimizer):
     for param, values in state.items() if isinstance(state, Mapping) else ():
         guard = _guards.get(id(param))
         for value in values.values() if guard is not None and isinstance(values, Mapping) else ():
-            if isinstance(value, Tensor) and value.shape == param.shape:
+            if isinstance(value, Tensor) and value.shape == param.shape and guard.fits():
                 local_part(value).masked_fill_(~local_mask(guard.zeroes.mask, value).to(value.device), 0)
     if isinstance(optimizer, torch.optim.LBFGS): _clean_flat(optimizer)
 
@@ -508,8 +552,10 @@ def _torch_hooks(module):
 def _masks_in(module):
     "Own parameter name -> mask, for one module."
     theirs = {f'{h._tensor_name}_orig': getattr(module, f'{h._tensor_name}_mask') != 0 for h in _torch_hooks(module)}
-    layer = _layer(module)
-    return {**theirs, **(layer.masks if layer else {})}
+    if (layer := _layer(module)) is None: return theirs
+    layer.follow(module._parameters)
+    both = {name: mask & theirs[name].to(mask.device) for name, mask in layer.masks.items() if name in theirs}
+    return {**theirs, **layer.masks, **both}
 
 @patch(cls_method=True)
 def of(cls: Masks,
@@ -594,6 +640,6 @@ def from_torch_prune(cls: Masks,
     found = {f'{path}.{h._tensor_name}'.lstrip('.'): (module, h._tensor_name)
              for path, module in unwrapped(model).named_modules() for h in _torch_hooks(module)}
     if not found: raise ValueError("this model is not pruned by torch.nn.utils.prune: no parameter has a mask there")
-    masks = cls({name: getattr(module, f'{own}_mask') != 0 for name, (module, own) in found.items()})
+    masks = cls({name: _masks_in(module)[f'{own}_orig'] for name, (module, own) in found.items()})
     for module, own in found.values(): torch_prune.remove(module, own)
     return masks.apply(model)

@@ -464,3 +464,145 @@ def test_what_only_moved_is_not_said_to_be_dense(move):
         net(torch.ones(2, 8)).sum().backward()
         torch.optim.SGD(net.parameters(), .1).step()
     with pytest.warns(UserWarning, match='takes the place of a layer that masks held'): net[1] = Two()
+
+# --- weights that go by another name for a while, or get another shape in place
+def three(): torch.manual_seed(0); return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 4))
+
+def learn(model, steps=2, n=12):
+    opt = O.SGD(model.parameters(), .1, momentum=.9, weight_decay=.01)
+    for i in range(steps):
+        gen = torch.Generator().manual_seed(i)
+        opt.zero_grad()
+        nn.functional.cross_entropy(model(torch.randn(32, n, generator=gen)), torch.randint(4, (32,), generator=gen)).backward()
+        opt.step()
+    return model
+
+def renamed(layer, off):
+    "As someone may do by hand: the same parameter, by another name."
+    if off: layer.weight = layer._parameters.pop('mine'); return
+    layer.register_parameter('mine', layer._parameters.pop('weight'))
+    layer.weight = layer.mine.data
+
+P, parametrizations = nn.utils.prune, nn.utils.parametrizations
+def unparametrized(m): nn.utils.parametrize.remove_parametrizations(m, 'weight')
+for_a_while = {
+    'identity of torch': (lambda m: P.identity(m, 'weight'), lambda m: P.remove(m, 'weight'), 'weight_orig'),
+    'mask of torch, twice': (lambda m: [P.custom_from_mask(m, 'weight', torch.ones(m.weight.shape)) for _ in range(2)],
+                             lambda m: P.remove(m, 'weight'), 'weight_orig'),
+    'old spectral norm': (nn.utils.spectral_norm, nn.utils.remove_spectral_norm, 'weight_orig'),
+    'by hand': (lambda m: renamed(m, False), lambda m: renamed(m, True), 'mine'),
+    'old weight norm': (nn.utils.weight_norm, nn.utils.remove_weight_norm, None),
+    'weight norm': (parametrizations.weight_norm, unparametrized, None),
+    'spectral norm': (parametrizations.spectral_norm, unparametrized, None),
+    'orthogonal': (parametrizations.orthogonal, unparametrized, None)}
+
+@pytest.mark.filterwarnings('ignore::FutureWarning', 'ignore:something was added')
+@pytest.mark.parametrize('copied', [False, True])
+@pytest.mark.parametrize('at', [0, 2, 4])
+@pytest.mark.parametrize('way', for_a_while)
+def test_a_weight_that_was_another_for_a_while_is_held_as_before(way, at, copied):
+    on, off, name = for_a_while[way]
+    model = three()
+    masks = random_masks(model).keep(model)
+    on(model[at])
+    if name is not None:
+        assert list(Masks.of(model)) == [n if n != f'{at}.weight' else f'{at}.{name}' for n in masks]
+        if way != 'by hand': assert_zero(learn(model), Masks.of(model)) # (whose forward pass would not know of it)
+    elif copied: model = pickle.loads(pickle.dumps(model)) if 'old' in way else copy.deepcopy(model)
+    off(model[at])
+    assert Masks.of(model) == masks
+    assert_zero(learn(model), masks)
+    Masks.of(model).keep(model)
+    assert prune(model, 'phew', .1, input_size=(12,)) <= masks
+
+@pytest.mark.filterwarnings('ignore::FutureWarning')
+@pytest.mark.parametrize('on, off, own', [
+    (lambda m: P.random_unstructured(m, 'weight', .1), lambda m: P.remove(m, 'weight'), 'weight_orig'),
+    (nn.utils.spectral_norm, nn.utils.remove_spectral_norm, 'weight_orig'),
+    (nn.utils.weight_norm, nn.utils.remove_weight_norm, 'weight_v'),
+    (parametrizations.weight_norm, unparametrized, 'parametrizations.weight.original1'),
+    (parametrizations.spectral_norm, unparametrized, 'parametrizations.weight.original')])
+def test_masks_of_a_computed_weight_stay_with_it_when_it_is_plain_again(on, off, own):
+    model = three()
+    on(model[0])
+    mask = random_masks(model)[f'0.{own}'] | (torch.arange(12) == 0) # (no row is empty)
+    Masks({f'0.{own}': mask}).keep(model)
+    off(model[0])
+    assert Masks.of(model) == Masks({'0.weight': mask})
+    assert_zero(learn(model), Masks.of(model))
+
+@pytest.mark.filterwarnings('ignore::FutureWarning')
+def test_a_copy_that_failed_half_way_does_not_trouble_others():
+    model = three()
+    random_masks(model).keep(model)
+    nn.utils.weight_norm(model[0])
+    with pytest.raises(RuntimeError, match='deepcopy protocol') as failed: copy.deepcopy(model)
+    learn(three())
+    assert failed.tb is not None # (which holds what was made of the copy)
+
+def test_a_mask_does_not_go_to_another_weight_of_a_like_name():
+    model = three()
+    model[0].extra, model[0].extra_v = (nn.Parameter(torch.randn(20, 12)) for _ in range(2))
+    Masks({'0.extra_v': torch.rand(20, 12) < .5}).keep(model)
+    del model[0].extra_v
+    with pytest.raises(RuntimeError, match="'extra_v' of Linear .* no parameter of the layer any more"): learn(model)
+    assert list(Masks.of(model)) == ['0.extra_v'] and (model[0].extra != 0).all()
+
+def test_what_torch_prunes_of_a_kept_model_is_pruned_of_what_is_kept():
+    for held in True, False:
+        model = three()
+        masks = random_masks(model)
+        (masks.keep if held else masks.apply)(model)
+        P.random_unstructured(model[0], 'weight', .5)
+        theirs = Masks({'0.weight': model[0].weight_mask != 0})
+        both = theirs & {'0.weight': masks['0.weight']}
+        assert Masks.of(model)['0.weight_orig'].equal(both['0.weight']) and Masks.of(model).total == masks.total
+        assert Masks.from_torch_prune(model) == both
+        assert Masks.of(model) == Masks({**masks, **both})
+        if held: assert_zero(learn(model), Masks.of(model))
+
+shapes = {
+    'backward': lambda m: m(torch.randn(4, 14)).sum().backward(),
+    'step': lambda m: O.SGD(m.parameters(), .1).step(),
+    'rezero': Masks.rezero,
+    'load': lambda m: m.load_state_dict(copy.deepcopy(m.state_dict()))}
+
+@pytest.mark.parametrize('way', shapes)
+def test_another_shape_in_place_is_refused_by_its_sentence(way):
+    model = three()
+    random_masks(model).keep(model)
+    model[0].weight.data = torch.randn(20, 14)
+    model[0] = model[0] # to put it to its place is no matter
+    for m in model, copy.deepcopy(model):
+        with pytest.raises(RuntimeError, match=r"'weight' of Linear is held by a mask, but it has now the shape \(20, 14\)"): shapes[way](m)
+        Masks.forget(m)
+        learn(m, n=14)
+
+def test_an_optimizer_that_loads_a_state_of_another_shape_says_so_at_its_step():
+    model = three()
+    opt = O.SGD(model.parameters(), .1, momentum=.9)
+    random_masks(model).keep(model, opt)
+    model(torch.randn(4, 12)).sum().backward(); opt.step(); opt.zero_grad()
+    state = opt.state_dict()
+    model[0].weight.data = torch.randn(20, 14)
+    state['state'][0]['momentum_buffer'] = torch.randn(20, 14)
+    opt.load_state_dict(state)
+    with pytest.raises(RuntimeError, match=r'the shape \(20, 14\)'): opt.step()
+    other = three()
+    learn(other) # that is no matter of another network
+
+def test_a_compact_network_is_held_where_the_other_is():
+    from phew_nb.export import compact
+    from phew_nb.keeping import is_kept
+    for given in False, True:
+        model = three()
+        masks = prune(model, 'synflow', .05, input_size=(12,)).keep(model)
+        small = compact(model, masks if given else None, input_size=(12,))
+        assert is_kept(model) and is_kept(small) and small[2].weight.numel() < 400
+        assert_zero(learn(small), Masks.of(small))
+        Masks.release(model)
+        assert not is_kept(compact(model, input_size=(12,)))
+    first = Masks({'0.weight': masks['0.weight']}).keep(model)
+    small = compact(model, input_size=(12,))
+    assert [is_kept(m) for m in (small[0], small[2], small[4])] == [True, False, False]
+    assert Masks.of(small).keys() == masks.keys() and first.keys() == {'0.weight'}
