@@ -73,14 +73,18 @@ def set_random_states(states:dict # from `random_states`
     if states['cuda'] and torch.cuda.is_available(): torch.cuda.set_rng_state_all(states['cuda'])
 
 # %% ../nbs/50_checkpoints.ipynb #1c26f7b3
+def _own(x):
+    "What an object holds by name; nothing, where it is a list or the like."
+    return getattr(x, '__dict__', {})
+
 def _order(dl):
     "What the order of a loader's later data depends on."
-    dl = vars(dl).get('dl', dl) # inside what cuts batches for several processes
+    dl = _own(dl).get('dl', dl) # inside what cuts batches for several processes
     rng, gen = getattr(dl, 'rng', None), getattr(dl, 'generator', None)
-    return dict(rng=rng and rng.getstate(), epoch=vars(dl).get('epoch'), generator=gen and gen.get_state())
+    return dict(rng=rng and rng.getstate(), epoch=_own(dl).get('epoch'), generator=gen and gen.get_state())
 
 def _set_order(dl, order):
-    dl = vars(dl).get('dl', dl)
+    dl = _own(dl).get('dl', dl)
     if order['rng']: dl.rng.setstate(order['rng'])
     if order['epoch'] is not None: dl.epoch = order['epoch']
     if order['generator'] is not None: dl.generator.set_state(order['generator'])
@@ -178,12 +182,17 @@ def _set_memory(cb, memory):
     else: vars(cb).update({name: value if name == 'best' else int(value) for name, value in memory.items()})
 
 # %% ../nbs/50_checkpoints.ipynb #a20513c4
+def _n_items(dl):
+    "Number of examples of a loader; of one that does not know it, the number of batches."
+    try: return len(dl.dataset)
+    except (AttributeError, TypeError): return len(dl)
+
 def what_runs(learn:Resumable # in a fit
              ) -> dict: # what is asked -> text
     "What a run is: two runs with the same answers are the same run."
     masks, dl = Masks.of(learn.model), learn.dls.train
     shapes = {name: list(p.shape) for name, p in unwrapped(learn.model).state_dict().items() if hasattr(p, 'shape')}
-    data = len(dl.dataset), getattr(dl, 'bs', getattr(dl, 'batch_size', None)), vars(dl).get('seed')
+    data = _n_items(dl), getattr(dl, 'bs', getattr(dl, 'batch_size', None)), _own(dl).get('seed')
     return dict(recipe=repr(vars(learn).get('recipe')), epochs=learn.n_epoch, network=repr(shapes), data=repr(data),
                 masks=masks.hash() if masks is not None else 'none', callbacks=repr(sorted(_remembering(learn))))
 

@@ -248,8 +248,11 @@ def train(config:Config, # what a run is made of
 
 # %% ../nbs/61_experiments.ipynb #ef95ccff
 def summed_up(rows:list # of an `EpochRecord`
-             ) -> dict: # `accuracy`, `mse`, `loss` after the last epoch, and the `curve` of all
+             ) -> dict: # `accuracy`, `mse`, `loss` after the last epoch, the `curve` of all; or FloatingPointError
     "What a record says of the training."
+    odd = next((i for i,row in enumerate(rows) if not math.isfinite(row['valid_loss'] or 0)), None)
+    if odd is not None: raise FloatingPointError(f'the validation loss is {rows[odd]["valid_loss"]} after epoch {odd} '
+                                                 '(counted from 0): a lower learning rate may help')
     curve = {k: [row[k] for row in rows] for k in rows[0] if k != 'seconds'}
     last = {k: v[-1] for k,v in curve.items()}
     return dict(accuracy=last.get('accuracy'), mse=last.get('mse'), loss=last['valid_loss'], curve=curve)

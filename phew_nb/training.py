@@ -9,8 +9,9 @@ __all__ = ['recipes', 'optimizers', 'Recipe', 'as_code', 'find_recipe', 'Optim',
            'sparse_learner', 'Checkpoint']
 
 # %% ../nbs/51_training.ipynb #ec4bd8e8
-import math, os, sys, time, torch, warnings
+import inspect, math, os, sys, time, torch, warnings
 import numpy as np
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,11 +20,12 @@ from pathlib import Path
 from types import MethodType
 from fastcore.basics import patch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from fastai.optimizer import set_item_pg
 from fastai.vision.all import (
     Callback, CancelFitException, Category, CategoryMap, ChannelsLast, CrossEntropyLossFlat, DataLoaders, L, Learner,
     MixedPrecision, MSELossFlat, OptimWrapper, TensorCategory, TensorImage, TfmdDL, accuracy, apply, default_device,
-    mse, num_distrib, rank_distrib, to_detach)
+    find_bs, mse, num_distrib, rank_distrib, to_detach)
 from .checkpoints import Checkpoint, Resumable, check_count, data_kept
 from .data import Arrays, Batches, Data, read_image
 from .graph import trace
@@ -292,6 +294,16 @@ class KeepMasks(Callback):
         if not isinstance(getattr(self.opt, 'opt', None), torch.optim.Optimizer): Masks.rezero(self.model)
 
 # %% ../nbs/51_training.ipynb #009772ab
+def _check_names(method, f, names):
+    "TypeError where a method has no argument of a name, or where it is one that `Sparse` gives."
+    takes = inspect.signature(f).parameters
+    own = [name for name in names if name in ('model', 'input_size')]
+    if own: raise TypeError(f"Sparse takes '{own[0]}' from the learner and its data: leave it out")
+    unknown = [name for name in names if name not in {*takes, 'dl', 'loss', 'seed', 'pruners'}]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in takes.values()): raise TypeError(
+        f"the method '{method}' has no argument '{unknown[0]}'; its arguments are {', '.join(takes)}"
+        + '; `density` is the part that is kept, 1 - sparsity'*('spars' in unknown[0]))
+
 class Sparse(KeepMasks):
     "Prunes a learner's network once, before its first use, and keeps the masks from then on, in `masks`."
     def __init__(self,
@@ -300,9 +312,9 @@ class Sparse(KeepMasks):
                  kept:int=None, # instead of `density`: number of weights kept
                  keep_dense=(), # names or patterns of parameters (or modules) to leave dense
                  **kwargs, # of `prune`; methods with data get the training batches and the learner's loss
-                ): # raises ValueError or TypeError on an unknown method or a number that makes no sense
+                ): # raises ValueError or TypeError on an unknown method or argument, or a number that makes no sense
         super().__init__()
-        look_up(kwargs.get('pruners', pruners), method, 'method')
+        _check_names(method, look_up(kwargs.get('pruners') or pruners, method, 'method'), kwargs)
         n_kept(sys.maxsize, density, kept)
         self.args, self.keep_dense, self.kwargs = (method, density), keep_dense, dict(kept=kept, **kwargs)
 
@@ -310,11 +322,35 @@ class Sparse(KeepMasks):
         if self.masks is None: self.masks = self.choose()
         super().before_fit()
 
-# %% ../nbs/51_training.ipynb #bbd6473f
+# %% ../nbs/51_training.ipynb #553b96e3
 def _plain(batch):
-    "A batch as plain tensors in tuples and lists."
+    "A batch as plain tensors in tuples, lists and dicts."
     if isinstance(batch, Tensor): return batch.as_subclass(Tensor)
+    if isinstance(batch, Mapping): return {key: _plain(part) for key, part in batch.items()}
     return type(batch)(map(_plain, batch)) if isinstance(batch, (tuple, list)) else batch
+
+def _split(dls, batch):
+    "Inputs and targets of a batch, two tuples, as fastai's `Learner` has them."
+    if isinstance(batch, (Tensor, Mapping)): raise TypeError(
+        f'a batch of the training data is a {type(batch).__name__}, and a learner needs inputs and targets: '
+        'let the dataset give pairs (x, y)')
+    n = getattr(dls, 'n_inp', max(1, len(batch) - 1))
+    return tuple(batch[:n]), tuple(batch[n:])
+
+def _for_method(x, y):
+    "Inputs and targets as methods with data take a batch: the last is the target, or a tuple of several."
+    x = x if len(x) > 1 or isinstance(x[0], Tensor) else (x,) # (a dict or a tuple is one input)
+    return *x, y[0] if len(y) == 1 else y
+
+# %% ../nbs/51_training.ipynb #bbd6473f
+def _spread(loss, out, y):
+    "A learner's loss of outputs and a tuple of targets."
+    return loss(out, *(y if isinstance(y, (tuple, list)) else (y,)))
+
+def _device_of(model:nn.Module # a network
+             ) -> torch.device: # the CPU for one without parameters
+    "Where a network is."
+    return next((p.device for p in model.parameters()), torch.device('cpu'))
 
 @patch
 def choose(self:Sparse
@@ -322,25 +358,54 @@ def choose(self:Sparse
     "Prune by the method; raises ValueError where there is no batch to take the shape from."
     model, learn = unwrapped(self.model), self.learn
     with data_kept(learn.dls.train):
-        batches = map(_plain, learn.dls.train)
+        batches = (_split(learn.dls, _plain(batch)) for batch in learn.dls.train)
         first = next(batches, None)
         if first is None: raise ValueError(
             'Sparse has not pruned yet, and the training data holds no batch to take the shape from: '
             'train the learner before it is exported')
-        graph = trace(model, example=tuple(t[:1] for t in first[:learn.dls.n_inp]), keep_dense=self.keep_dense)
-        given = dict(dl=chain([first], batches), loss=learn.loss_func) | self.kwargs
+        own = lambda t: t[:1].to(_device_of(model)) if isinstance(t, Tensor) else t
+        graph = trace(model, example=tree_map(own, first[0]), keep_dense=self.keep_dense)
+        loss = learn.loss_func if len(first[1]) == 1 else partial(_spread, learn.loss_func)
+        given = dict(dl=(_for_method(*batch) for batch in chain([first], batches)), loss=loss) | self.kwargs
         return prune(model, *self.args, graph, **given)
 
 # %% ../nbs/51_training.ipynb #c9158256
 class StopIfNotFinite(Callback):
-    "Ends a run at the first loss that is not finite, saying where."
+    "Ends a run at the first loss that is not finite, or after an epoch that ends with such weights, saying where."
+    trained = False
+    def before_epoch(self): self.trained = False
     def after_backward(self):
+        loss = self.learn.loss
+        if not _is_finite(loss): self.stop(f'the loss is {_worst(loss)} at', f', batch {self.learn.iter}')
+    def after_train(self):
+        self.trained, odd = True, _not_finite(self.model)
+        if odd: self.stop(f"the parameter '{odd}' is not finite after")
+    def after_validate(self): # (of predictions, too, before which nothing was trained)
+        loss, self.trained = _validation_loss(self.learn) if self.trained else None, False
+        if loss is not None and not math.isfinite(loss): self.stop(f'the validation loss is {float(loss)} after')
+
+    def stop(self,
+             what:str, # was found, and whether at or after an epoch
+             more:str='', # place in the epoch
+            ): # FloatingPointError; a search for a learning rate just ends
+        "End the run."
         learn = self.learn
-        if _is_finite(learn.loss): return
         if hasattr(learn, 'lr_finder'): raise CancelFitException # the search went far enough
         raise FloatingPointError(
-            f'the loss is {_worst(learn.loss)} at epoch {learn.epoch}, batch {learn.iter} (counted from 0): '
+            f'{what} epoch {learn.epoch}{more} (counted from 0): '
             f'the run is stopped; a lower learning rate may help (it was {learn.opt.hypers[-1]["lr"]:g})')
+
+# %% ../nbs/51_training.ipynb #db6d970b
+def _not_finite(model):
+    "The name of a trained parameter that is not finite, if there is one."
+    return next((name for name, p in unwrapped(model).named_parameters()
+                 if p.requires_grad and not p.isfinite().all()), None)
+
+def _validation_loss(learn):
+    "The mean loss of an epoch's validation; None where there was none."
+    recorder = getattr(learn, 'recorder', None)
+    if recorder is None or not recorder.valid_metrics or recorder.cancel_valid: return None
+    return recorder.loss.value
 
 def _is_finite(loss):
     "Whether all of a loss is finite; one number is looked at without further operations."
@@ -381,6 +446,14 @@ def history(learn:Learner # with an `EpochRecord`
     return pd.DataFrame(learn.epoch_record.rows).rename_axis('epoch').drop(columns='seconds', errors='ignore')
 
 # %% ../nbs/51_training.ipynb #9ba27b3a
+def _of_one_example(learn):
+    "What to say of a training batch of one example in a network with batch normalisation."
+    dl, last = learn.dl, learn.iter == learn.n_iter - 1
+    size = getattr(dl, 'bs', getattr(dl, 'batch_size', None))
+    return (f"{'the last batch' if last else 'a batch'} of epoch {learn.epoch} (batch {learn.iter}, counted from 0) "
+            'holds one example, and batch normalisation needs two or more in training: '
+            f"take another batch size{f' than {size}'*bool(size)}, which leaves no single example over")
+
 class SparseLearner(Resumable):
     "A fastai `Learner` that follows a recipe."
     recipe, deterministic = None, False
@@ -390,6 +463,12 @@ class SparseLearner(Resumable):
             with deterministic(self.deterministic): return super().fit(*args, **kwargs)
         finally:
             for cb in self._grab_cbs(KeepTogether): cb.after_fit()
+
+    def _do_one_batch(self):
+        try: super()._do_one_batch()
+        except Exception as e:
+            if 'more than 1 value per channel' not in str(e) or find_bs(self.xb) > 1: raise
+            raise ValueError(_of_one_example(self)) from e
 
     def fit_recipe(self,
                    epochs:int=None, # length of the run; None: the recipe's. The drops are scaled to it
@@ -453,9 +532,9 @@ def _shard(wrap, trainer, dl):
 
 # %% ../nbs/51_training.ipynb #218ad4c8
 class Amp(MixedPrecision):
-    "Mixed precision on the device where the data is."
+    "Mixed precision on the device where the network is."
     def before_fit(self):
-        kind, dtype = self.dls.device.type, dict(fp16=torch.float16, bf16=torch.bfloat16)[self.amp_mode.value]
+        kind, dtype = _device_of(self.model).type, dict(fp16=torch.float16, bf16=torch.bfloat16)[self.amp_mode.value]
         self.autocast, self.scales = torch.autocast(kind, dtype), L()
         self.learn.scaler = torch.amp.GradScaler(kind, enabled=dtype == torch.float16)
 
@@ -511,7 +590,7 @@ class Compiled(Callback):
     def before_batch(self):
         if self.mode: torch.compiler.cudagraph_mark_step_begin()
     @property
-    def mode(self): return 'reduce-overhead' if self.dls.device.type == 'cuda' else None
+    def mode(self): return 'reduce-overhead' if _device_of(self.model).type == 'cuda' else None
 
 def _can_compile(device):
     "Whether torch.compile works here; a warning says why not."
@@ -522,6 +601,20 @@ def _can_compile(device):
     return True
 
 # %% ../nbs/51_training.ipynb #7568e6b0
+def _check_kinds(dls, model):
+    "TypeError where the first arguments of `sparse_learner` are swapped, or of other kinds."
+    what = 'sparse_learner takes fastai DataLoaders, then the network: sparse_learner(dls, model)'
+    if isinstance(dls, nn.Module): raise TypeError(f"{what}; here they are swapped, or the first is missing")
+    if not isinstance(model, nn.Module): raise TypeError(f'{what}, and the second is a {type(model).__name__}')
+    if isinstance(dls, DataLoaders) or hasattr(dls, 'train') and hasattr(dls, 'valid'): return
+    how = 'data_loaders(data)' if isinstance(dls, Data) else 'DataLoaders(train, valid), of two loaders,'
+    raise TypeError(f'{what}, and the first is a {type(dls).__name__}: {how} makes them')
+
+def _place(dls, model):
+    "Where a learner trains, as fastai has it: where its loaders say; where the network is, if they say None."
+    device = getattr(dls, 'device', default_device())
+    return _device_of(model) if device is None else torch.device(device)
+
 def _own_callbacks(model, recipe, masks, device, amp, channels_last, compile):
     "What follows the recipe, looks after the run, and keeps the masks."
     ours = [RecipeSchedule(recipe), StopIfNotFinite(), EpochRecord(), Shards()]
@@ -532,7 +625,7 @@ def _own_callbacks(model, recipe, masks, device, amp, channels_last, compile):
 
 def _usual(dls, recipe, fused):
     "What fastai's `Learner` is told where the caller says nothing else."
-    regression = getattr(getattr(dls.train_ds, 'data', None), 'is_regression', False)
+    regression = getattr(getattr(getattr(dls, 'train_ds', None), 'data', None), 'is_regression', False)
     loss, metric = (MSELossFlat(), mse) if regression else (CrossEntropyLossFlat(), accuracy)
     return dict(loss_func=loss, metrics=metric, lr=recipe.lr, opt_func=opt_func(recipe, fused), wd_bn_bias=True)
 
@@ -549,9 +642,10 @@ def sparse_learner(dls:DataLoaders, # from `data_loaders`, or any of fastai's
                    **kwargs, # of fastai's `Learner`
                   ) -> SparseLearner: # `learn.fit_recipe()` trains it; raises ValueError where the masks do not fit
     "A fastai `Learner` that trains a sparse network by a recipe."
+    _check_kinds(dls, model)
     recipe, masks = find_recipe(recipe), masks if masks is not None else Masks.of(model)
     if masks is not None: masks = as_masks(masks).check(model)
-    device = torch.device(dls.device or 'cpu')
+    device = _place(dls, model)
     compile = compile and _can_compile(device)
     ours = _own_callbacks(model, recipe, masks, device, amp, channels_last, compile)
     usual = _usual(dls, recipe, fused=compile and device.type == 'cuda')

@@ -87,3 +87,10 @@ def test_killed_at_epoch_100_of_160_a_run_ends_equal_to_the_bit(tmp_path):
         def before_train(self): began.append(self.epoch)
     record = run(longer, 'cpu', path, cbs=[Watch()])
     assert began == list(range(100, 160)) and same(record) == same(run(longer, 'cpu'))
+
+def test_a_run_whose_last_step_diverges_has_failed():
+    "Its only training loss is finite; together with others, too, it leaves no record."
+    wild = replace(config, hidden=(8,), per_class=5, recipe=replace(config.full_recipe, lr=1e30, epochs=1))
+    with pytest.raises(FloatingPointError, match='validation loss is nan after epoch 0'): run(wild, 'cpu')
+    rows = [dict(train_loss=2., valid_loss=float('nan'), accuracy=.1, seconds=0)]
+    with pytest.raises(FloatingPointError, match='validation loss is nan after epoch 0'): E.summed_up(rows)

@@ -11,8 +11,8 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import load_learner
 from fastai.optimizer import SGD, Adam, Lamb, Larc, OptimWrapper, QHAdam, RMSProp, ranger
 from fastai.vision.all import (
-    Callback, CategoryBlock, CrossEntropyLossFlat, DataBlock, ImageBlock, ItemGetter, Learner, RandomSplitter,
-    ReduceLROnPlateau, Resize, SaveModelCallback, aug_transforms, resnet18, vision_learner)
+    Callback, CategoryBlock, CrossEntropyLossFlat, DataBlock, DataLoader, DataLoaders, ImageBlock, ItemGetter, Learner,
+    RandomSplitter, ReduceLROnPlateau, Resize, SaveModelCallback, aug_transforms, resnet18, vision_learner)
 
 from phew_nb.checkpoints import Checkpoint
 from phew_nb.data import digits
@@ -403,3 +403,136 @@ def test_fine_tune_freezes_and_unfreezes(first):
     with quiet(learn): learn.fine_tune(1, cbs=LookAtEveryStep(masks))
     assert_zero(learn.model, masks)
     assert all(p.requires_grad for p in learn.model.parameters()) and Masks.of(learn.model) == masks
+
+# loaders that know less than those of fastai's own datasets
+
+torch.manual_seed(5)
+some_x, some_y = torch.randn(64, 12), torch.randint(4, (64,))
+class Knows(list): n_inp = 1 # a dataset that says how many inputs its items have
+
+def small_net(): return mlp([12, 20, 20, 4], seed=0)
+def torch_loaders(*parts, shuffle=False):
+    return DataLoaders(*(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*parts), 16, shuffle) for _ in range(2)))
+def item_loaders(items): return DataLoaders(*(DataLoader(items, bs=16, num_workers=0) for _ in range(2)))
+
+batches_of_16 = list(zip(some_x.split(16), some_y.split(16)))
+plain_loaders = {
+    'torch': lambda: torch_loaders(some_x, some_y), 'torch, shuffled': lambda: torch_loaders(some_x, some_y, shuffle=True),
+    'a list of items': lambda: item_loaders(list(zip(some_x, some_y))),
+    'items that say n_inp': lambda: item_loaders(Knows(zip(some_x, some_y))),
+    'a tensor dataset': lambda: item_loaders(torch.utils.data.TensorDataset(some_x, some_y)),
+    'lists of batches': lambda: DataLoaders(batches_of_16, batches_of_16)}
+
+@pytest.mark.parametrize('make', plain_loaders.values(), ids=plain_loaders.keys())
+@pytest.mark.parametrize('method', ['phew', 'snip', 'iter_snip', 'grasp', 'wanda', 'px', 'ntk_sap', 'phew_act'])
+def test_sparse_on_plain_loaders(make, method):
+    learn = Learner(make(), small_net(), nn.functional.cross_entropy, cbs=Sparse(method, .2))
+    with quiet(learn): learn.fit(1, 1e-2)
+    more = dict(dl=batches_of_16) if method not in ('phew', 'ntk_sap') else {}
+    assert_zero(learn.model, learn.sparse.masks)
+    shuffled = isinstance(getattr(learn.dls.train, 'sampler', None), torch.utils.data.RandomSampler)
+    assert shuffled or learn.sparse.masks == prune(small_net(), method, .2, (12,), **more)
+
+@pytest.mark.parametrize('make', plain_loaders.values(), ids=plain_loaders.keys())
+@pytest.mark.parametrize('amp', [None, 'bf16', 'fp16'])
+def test_a_recipe_on_plain_loaders(make, amp, tmp_path):
+    model = small_net()
+    masks = prune(model, 'phew', .2, (12,))
+    learn = sparse_learner(make(), model, masks, Recipe(epochs=2, lr=.01), amp=amp, cbs=LookAtEveryStep(masks))
+    with quiet(learn):
+        learn.fit_recipe(checkpoint=tmp_path/'run.pt')
+        learn.lr_find(show_plot=False, num_it=6)
+    assert learn.look_at_every_step.steps >= 8 and len(history(learn)) == 2
+
+def test_a_plain_run_goes_on_where_it_was_broken_off(tmp_path):
+    make = lambda: sparse_learner(torch_loaders(some_x, some_y, shuffle=True), small_net(), recipe=Recipe(epochs=3))
+    torch.manual_seed(1)
+    with quiet(whole := make()): whole.fit_recipe()
+    torch.manual_seed(1)
+    with quiet(broken := make()), pytest.raises(RuntimeError, match='stopped'):
+        broken.fit_recipe(checkpoint=tmp_path/'run.pt', cbs=StopAt(1))
+    with quiet(again := make()): again.fit_recipe(checkpoint=tmp_path/'run.pt')
+    for a, b in zip(whole.model.parameters(), again.model.parameters()): assert torch.equal(a, b)
+
+@pytest.mark.parametrize('device', ['cpu', torch.device('cpu')], ids=repr)
+def test_amp_where_the_loaders_name_a_device(device):
+    dls = DataLoaders(*(DataLoader(Knows(zip(some_x, some_y)), bs=16, num_workers=0) for _ in range(2)), device=device)
+    with quiet(learn := sparse_learner(dls, small_net(), amp='bf16')): learn.fit_recipe(1)
+
+class Heads(nn.Module):
+    "Two outputs for one input, or for two, or for one in a dict."
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.a, self.b = nn.Sequential(nn.Linear(12, 20), nn.ReLU()), nn.Linear(20, 4), nn.Linear(20, 4)
+    def forward(self, x, more=0.):
+        x = self.body(x['x'] if isinstance(x, dict) else x) + more
+        return self.a(x), self.b(x)
+
+def both(out, a, b=None): return nn.functional.cross_entropy(out[0], a) + nn.functional.cross_entropy(out[1], a if b is None else b)
+with_data = ['snip', 'grasp', 'wanda', 'px', 'phew_snip']
+
+@pytest.mark.parametrize('method', ['phew', 'synflow', *with_data])
+def test_sparse_with_several_targets(method):
+    learn = Learner(item_loaders(Knows(zip(some_x, some_y, some_y.flip(0)))), Heads(), both, cbs=Sparse(method, .2))
+    with quiet(learn): learn.fit(1, 1e-2)
+    batches = list(zip(some_x.split(16), zip(some_y.split(16), some_y.flip(0).split(16))))
+    more = dict(dl=batches, loss=lambda out, y: both(out, *y)) if method in with_data else {}
+    assert learn.sparse.masks == prune(Heads(), method, .2, (12,), **more)
+
+@pytest.mark.parametrize('method', ['phew', *with_data])
+def test_sparse_with_several_inputs(method):
+    more = torch.randn(64, 20)
+    learn = Learner(item_loaders(list(zip(some_x, more, some_y))), Heads(), both, cbs=Sparse(method, .2))
+    with quiet(learn): learn.fit(1, 1e-2)
+    assert_zero(learn.model, learn.sparse.masks)
+
+@pytest.mark.parametrize('method', ['phew', *with_data])
+def test_sparse_with_inputs_in_a_dict(method):
+    dls = [item_loaders(items) for items in ([({'x': x}, y) for x, y in zip(some_x, some_y)], list(zip(some_x, some_y)))]
+    learners = [Learner(d, Heads(), both, cbs=Sparse(method, .2)) for d in dls]
+    for learn in learners:
+        with quiet(learn): learn.fit(1, 1e-2)
+    assert learners[0].sparse.masks == learners[1].sparse.masks
+
+def test_sparse_refuses_batches_that_are_no_pairs():
+    learn = Learner(item_loaders([{'x': x, 'y': y} for x, y in zip(some_x, some_y)]), Heads(), both, cbs=Sparse('phew', .2))
+    with quiet(learn), pytest.raises(TypeError, match='is a dict, and a learner needs inputs and targets'): learn.fit(1)
+
+@pytest.mark.parametrize('names, word', [
+    (dict(foo=1), "'phew' has no argument 'foo'"), (dict(sparsity=.8), '1 - sparsity'),
+    (dict(input_size=(12,)), "'input_size' from the learner"), (dict(model=None), "'model' from the learner")], ids=str)
+def test_sparse_checks_names_when_it_is_made(names, word):
+    with pytest.raises(TypeError, match=word): Sparse('phew', .2, **names)
+    Sparse('snip', .2, signed=True, dl=[], loss=None, seed=3)
+
+# runs that cannot go well
+
+@pytest.mark.parametrize('size, where', [(199, 'the last batch of epoch 0 .batch 1, counted'), (1, 'a batch of epoch 0 .batch 0, counted')])
+def test_batch_normalisation_of_one_example_says_what_to_do(size, where):
+    dls = data_loaders(replace(data, train=data.train[:200]), size, device='cpu')
+    learn = sparse_learner(dls, mlp([64, 8, 10], bn=True, seed=0))
+    with quiet(learn), pytest.raises(ValueError, match=where + f'.*take another batch size than {size}'): learn.fit_recipe(1)
+
+class Spoil(Callback):
+    "Makes a weight infinite at the end of the training of an epoch."
+    order = -1
+    def after_train(self):
+        if self.epoch == 1: self.model.get_parameter('hidden1.linear.weight').data[0, 0] = torch.inf
+
+def test_an_epoch_that_ends_with_what_is_not_finite_says_so(tmp_path):
+    dls = data_loaders(data, 500, device='cpu') # a single batch: its loss is finite, and what its step makes is not
+    learn = sparse_learner(dls, mlp([64, 8, 10], seed=0), recipe=Recipe(epochs=1, lr=1e30))
+    with quiet(learn), pytest.raises(FloatingPointError, match='validation loss is nan after epoch 0 .*lower learning rate'):
+        learn.fit_recipe(checkpoint=tmp_path/'run.pt')
+    assert not (tmp_path/'run.pt').exists()
+    with quiet(learn): learn.validate() # (no run)
+    learn = sparse_learner(dls, mlp([64, 8, 10], seed=0), recipe=Recipe(epochs=3, lr=.01), cbs=Spoil)
+    with quiet(learn), pytest.raises(FloatingPointError, match="'hidden1.linear.weight' is not finite after epoch 1"): learn.fit_recipe()
+    assert len(history(learn)) == 1
+
+@pytest.mark.parametrize('wrong, word', [
+    (lambda dls, net: (net, dls), 'here they are swapped'), (lambda dls, net: (data, net), 'data_loaders.data. makes them'),
+    (lambda dls, net: (dls.train, net), 'DataLoaders.train, valid.'), (lambda dls, net: (dls, dls), 'the second is a DataLoaders')])
+def test_arguments_of_the_learner_in_wrong_places(wrong, word):
+    with pytest.raises(TypeError, match=word): sparse_learner(*wrong(data_loaders(data, 50, device='cpu'), small_net()))
