@@ -194,5 +194,5 @@ def _trained(configs, parts, device):
 def _record(config, part, rows, told, seconds, device, n):
     "The record of one of `n` runs; None where its loss was not finite."
     data, model, masks, found, own = part
-    if not all(math.isfinite(row['train_loss']) for row in rows): return None
+    if not all(math.isfinite(loss) for row in rows for loss in (row['train_loss'], row['valid_loss'])): return None
     return record_of(config, found | summed_up(rows) | dict(together=n), [*own, *told], seconds, device)
