@@ -127,6 +127,7 @@ def lines(text): # 'words => message' in lines
 --per-class 9999 => 9999 training examples of each class were asked for; class '0' has 143
 --densities 0.1,,0.2 => has a comma too many
 --test-per-class 99 => 99 test examples of each class were asked for; class '0' has 35
+--image-size 4 => digits has images of one size
 --hidden 0 => must be 1 or more
 --width -1 => above 0
 --lr nan => above 0
