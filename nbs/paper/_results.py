@@ -64,7 +64,7 @@ def apart(difference):
     return int(np.sign(difference[1]))*(abs(difference[1]) > reach(difference)) if difference[0] else 0
 
 def most(cases):
-    "A verdict on truth values: in all cases, in half of them or more, in fewer; None where there is none."
+    "A verdict on truth values: in all cases, in half of them or more, in fewer; undecided where there are none."
     cases = list(cases)
     return OPEN if not cases else HOLDS if all(cases) else DEPENDS if 2*sum(cases) >= len(cases) else FAILS
 
