@@ -308,7 +308,7 @@ def power10(exponent:float # a decimal logarithm
     "Ten to the power of `exponent`, written out."
     if not math.isfinite(exponent): return {-math.inf: '0', math.inf: 'inf'}.get(exponent, 'nan')
     if -3 <= exponent < 3: return f'{10**exponent:.2g}'
-    whole = math.floor(exponent)
+    whole = math.floor(exponent + 1 - math.log10(9.95)) # 9.95 is written 1.0e+01
     return f'{10**(exponent - whole):.1f}e{whole:+03d}'
 
 def _spread(values, digits=1):
