@@ -202,10 +202,9 @@ def open_weights(graph:PathGraph, # see `trace`
                 ) -> dict: # the same, without the weights that let nothing pass wherever they are used
     "Masks that leave out what a constant zero closes."
     masks, counted = dict(masks), [layer for layer in graph.layers if layer.counted]
-    passes = lambda layer: torch.ones(layer.size).int() if layer.shut is None else (~layer.shut).int()
+    passes = lambda layer: torch.ones(layer.size).int() if (on := layer.usable(masks)) is None else on.int()
     for name in {layer.name for layer in counted if layer.shut is not None}:
-        ways = sum(layer.spread(passes(layer)) for layer in counted if layer.name == name)
-        masks[name] = (ways > 0) & (masks[name].cpu() if name in masks else True)
+        masks[name] = sum(layer.spread(passes(layer)) for layer in counted if layer.name == name) > 0
     return masks
 
 def check_real(graph:PathGraph # of a network
