@@ -15,20 +15,26 @@ if str(root) not in sys.path: sys.path.insert(0, str(root))
 
 # ----- traces: every method that needs no training, on real networks
 
-trace_seeds = dict(resnet20=3, vgg19=3, resnet18=1)
-trace_data = dict(resnet20=('cifar10', (3, 32, 32), 10), vgg19=('cifar10', (3, 32, 32), 10), resnet18=('tiny_imagenet', (3, 64, 64), 200))
+trace_pairs = { # network and data set of section 5: size of an image, classes, seeds
+    ('resnet20', 'cifar10'):       ((3, 32, 32), 10, 3),
+    ('vgg19', 'cifar10'):          ((3, 32, 32), 10, 3),
+    ('resnet18', 'tiny_imagenet'): ((3, 64, 64), 200, 1),
+    ('resnet20', 'cifar100'):      ((3, 32, 32), 100, 3),
+    ('vgg19', 'cifar100'):         ((3, 32, 32), 100, 3),
+    ('vgg19', 'tiny_imagenet'):    ((3, 64, 64), 200, 1)}
 trace_methods = ('phew', 'random', 'uniform', 'erk', 'magnitude', 'snip', 'iter_snip', 'grasp', 'synflow', 'synflow_l2',
                  'phew_kernel', 'phew_uniform', 'phew_inverse', 'phew_squared')
 trace_densities = .5, .2, .1, .05, .02, .01
 
 def trace_jobs():
-    "Every network, method, density and seed, a seed of all before the next."
-    for s, m in itertools.product(range(max(trace_seeds.values())), trace_seeds):
-        if s >= trace_seeds[m]: continue
-        yield dict(model=m, method='dense', density=1., seed=s)
+    "Every network and its data, method, density and seed, a seed of all before the next."
+    for s, ((m, data), (*_, seeds)) in itertools.product(range(3), trace_pairs.items()):
+        if s >= seeds: continue
+        yield dict(model=m, data=data, method='dense', density=1., seed=s)
         for d, method in itertools.product(trace_densities, trace_methods):
-            if (method, d) != ('phew_inverse', .5): # inverse walks hardly ever find the large weights that are left
-                yield dict(model=m, method=method, density=d, seed=s)
+            if (method, d) == ('phew_inverse', .5): continue # inverse walks hardly ever find the large weights that are left
+            if method == 'iter_snip' and data != 'cifar10': continue # thirty gradients of ten examples of 100 or 200 classes
+            yield dict(model=m, data=data, method=method, density=d, seed=s)
 
 def log10(n): return math.log10(n) if n else -math.inf
 
@@ -47,12 +53,12 @@ def measure(job, device='cpu'):
     "What a network is like before training, its masks by the method of the job."
     from phew_nb.experiments import Config, config_data, config_masks, config_model, need_data
     from phew_nb.graph import trace
-    data, size, n_out = trace_data[job['model']]
-    start, config = time.time(), Config(data, **job)
+    size, n_out, _ = trace_pairs[job['model'], job['data']]
+    start, config = time.time(), Config(**job)
     net = config_model(config, size, n_out).to(device)
     masks = config_masks(config, net, size, config_data(config) if config.method in need_data else None).to('cpu')
     seconds = time.time() - start
-    return job | dict(data=data) | graph_measures(net.cpu(), trace(net, size), masks) | dict(seconds=round(seconds, 1), device=device)
+    return job | graph_measures(net.cpu(), trace(net, size), masks) | dict(seconds=round(seconds, 1), device=device)
 
 # ----- the filler
 
