@@ -366,7 +366,7 @@ class Results(pd.DataFrame):
         return shown.to_latex(buf, **dict(index=False, escape=False, column_format='l'*_n_names(self)
                                           + 'r'*(self.shape[1] - _n_names(self))) | kwargs)
 
-def _n_names(table): return sum(name in ('task', 'method') for name in table)
+def _n_names(table): return sum(name in ('task', 'method', 'minus') for name in table)
 
 # %% ../nbs/65_plots.ipynb #94974ed2
 _tex = {'\\': r'\textbackslash{}', '^': r'\textasciicircum{}', '~': r'\textasciitilde{}', '±': r'$\pm$',

@@ -1,5 +1,5 @@
 """Records of training, as the paper notebooks compare them: the same seeds side by side, and nothing is said below the 5% value of
-Student's t (4.3 standard errors at three seeds, 2.8 at five, 2.3 at ten), nor below three seeds.
+Student's t (`phew_nb.paired`), nor below three seeds.
 
     runs = Runs('../../results/transformation', 'experiments/transformation.toml')
     runs.state                                           # '13 of 504 runs of the grid'
@@ -11,8 +11,8 @@ Of mixed cases a statement 'holds under conditions' where it holds in half of th
 import math
 
 import numpy as np
-from scipy.stats import t as student
 from phew_nb.config import run_name
+from phew_nb.paired import apart, paired, reach, summed
 from phew_nb.store import read_records
 from phew_nb.sweep import read_grid
 from _claims import VERDICTS
@@ -44,24 +44,6 @@ class Runs:
                 if all(r.get(k) == v for k, v in what.items())}
 
     def values(self, setting): return sorted({r[setting] for r in self.records if r['method'] != 'dense' or setting != 'density'}, reverse=True)
-
-def summed(d):
-    "Number of differences, their mean and its standard error (infinite below three)."
-    d = np.asarray(d)
-    return len(d), float(d.mean()) if len(d) else math.nan, float(d.std(ddof=1)/len(d)**.5) if len(d) > 2 else math.inf
-
-def paired(a, b):
-    "The same of a - b, seed by seed, over the seeds of both."
-    return summed([a[s] - b[s] for s in a if s in b])
-
-def reach(difference):
-    "Half the 95% confidence interval of a mean difference; infinite below three seeds."
-    n, _, error = difference
-    return float(student.ppf(.975, n - 1))*error if n > 2 else math.inf
-
-def apart(difference):
-    "1 or -1 where the 95% confidence interval of a paired difference leaves out zero, else 0."
-    return int(np.sign(difference[1]))*(abs(difference[1]) > reach(difference)) if difference[0] else 0
 
 def most(cases):
     "A verdict on truth values: in all cases, in half of them or more, in fewer; undecided where there are none."
