@@ -43,7 +43,8 @@ def _by_seed(group, than):
     than = than or next((m for m in methods if m != 'dense'), 'dense')
     if than not in methods: raise ValueError(f'no record has the method {than!r}; there are {", ".join(methods)}')
     score = group.mse.astype(float) if is_regression(group) else 100*group.accuracy.astype(float)
-    wide = group.assign(score=score).pivot_table(index=['density', 'seed'], columns='method', values='score', sort=False)
+    long = group.assign(score=score)
+    wide = long.pivot_table(index=['density', 'seed'], columns='method', values='score', sort=False)
     return wide.reindex(columns=[than] + [m for m in methods if m != than])
 
 def _leads(group, than):
@@ -59,8 +60,8 @@ def leads_table(records, # dicts, a DataFrame, or the folder that holds them
                 than:str|None=None, # the method that the others are compared with; None: PHEW, or the first there is
                 numeric:bool=False, # numbers in place of text? with the standard error, and 1, 0, -1 for apart
                ) -> pd.DataFrame: # a row for each other method and density; ValueError without seeds, scores or `than`
-    """A method minus each of the others at the same density, paired by seed: the mean, half of its 95% confidence interval
-    (Student's t) and whether the two are apart. In points of accuracy, or in mean squared error where the task is a regression."""
+    """A method minus each of the others at the same density, paired by seed: the mean, half of its 95% confidence
+    interval (Student's t), and whether the two are apart. In points of accuracy, or in mean squared error."""
     table = as_table(records)
     if 'seed' not in table: raise ValueError('the records have no seed: runs of the same seed are what is compared')
     groups, row, rows = tasks(table), _numbers if numeric else _words, []

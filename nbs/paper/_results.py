@@ -4,7 +4,7 @@ Student's t (`phew_nb.paired`), nor below three seeds.
     runs = Runs('../../results/transformation', 'experiments/transformation.toml')
     runs.state                                           # '13 of 504 runs of the grid'
     runs.of('mse', method='phew', density=.05)           # {seed: value}
-    paired(a, b)                                         # n, mean and standard error of a - b over the seeds of both
+    paired(runs.of(...), runs.of(...))                   # of phew_nb.paired: n, mean and standard error of the difference
 
 Of mixed cases a statement 'holds under conditions' where it holds in half of them or more, and 'fails' below (see `most`).
 """
@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 from phew_nb.config import run_name
-from phew_nb.paired import apart, paired, reach, summed
+from phew_nb.paired import apart, reach
 from phew_nb.store import read_records
 from phew_nb.sweep import read_grid
 from _claims import VERDICTS
