@@ -10,6 +10,7 @@ __all__ = ['input_rules', 'force', 'change_gradients', 'held_statistics', 'ntk_s
 # %% ../nbs/42_baselines.ipynb #42af58a1
 import math, torch
 from contextlib import contextmanager
+from fastcore.meta import delegates
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -128,6 +129,7 @@ def ntk_sap_scores(model:nn.Module, # the network, within `scoring`
     return total if signed else {name: s.abs() for name, s in total.items()}
 
 # %% ../nbs/42_baselines.ipynb #19e92ee7
+@delegates(ntk_sap_scores, but=['x'])
 def ntk_sap(model:nn.Module,       # the network
             density:float=None,    # fraction of weights kept, in (0, 1]
             input_size=None,       # size of one input without the batch, or the network's `PathGraph`
@@ -136,7 +138,7 @@ def ntk_sap(model:nn.Module,       # the network
             iterations:int=20,     # number of steps
             batch_stats:bool=True, # normalise by the inputs drawn? False: by running statistics
             inputs:tuple=None,     # in place of noise: the network's inputs, batch first
-            **kwargs,              # of `ntk_sap_scores`: `n`, `samples`, `epsilon`, `init`
+            **kwargs,              # of `ntk_sap_scores`
            ) -> Masks: # with exactly `round(density*total)` kept
     "Keep the weights that the change of the outputs under moves of all weights depends on most."
     if isinstance(model, PathGraph): data_batches(model, ()) # refuses it
@@ -283,6 +285,7 @@ def _phew_by(scores, model, density, input_size, dl, seed, kept, **kwargs):
     check_real(graph)
     return phew(model, density, graph, seed, kept, scores=scores(graph, dl), **kwargs)
 
+@delegates(phew, but=['scores'])
 def phew_snip(model:nn.Module,       # the network
               density:float=None,    # fraction of weights kept, in (0, 1]
               input_size=None,       # size of one input without the batch, or the network's `PathGraph`
@@ -291,13 +294,14 @@ def phew_snip(model:nn.Module,       # the network
               seed=0,                # fixes the walks
               kept:int=None,         # instead of `density`: number of weights kept
               batch_stats:bool=True, # normalise by the batch? False: by running statistics
-              **kwargs,              # of `walk_order`: `power`, `granularity`, `fork`, `skips`, `direction`
+              **kwargs,              # of `phew`
              ) -> Masks: # with at least `round(density*total)` kept, by less than one walk
     "PHEW whose walks go by SNIP's scores, |w g|, in place of |w|."
     scores = lambda graph, dl: snip_scores(model, graph, dl, loss, batch_stats=batch_stats)
     return _phew_by(scores, model, density, input_size, dl, seed, kept, **kwargs)
 
 # %% ../nbs/42_baselines.ipynb #5d25edb8
+@delegates(phew, but=['scores'])
 def phew_act(model:nn.Module,       # the network
              density:float=None,    # fraction of weights kept, in (0, 1]
              input_size=None,       # size of one input without the batch, or the network's `PathGraph`
@@ -305,7 +309,7 @@ def phew_act(model:nn.Module,       # the network
              seed=0,                # fixes the walks
              kept:int=None,         # instead of `density`: number of weights kept
              batch_stats:bool=True, # normalise by the batch? False: by running statistics
-             **kwargs,              # of `walk_order`: `power`, `granularity`, `fork`, `skips`, `direction`
+             **kwargs,              # of `phew`
             ) -> Masks: # with at least `round(density*total)` kept, by less than one walk
     "PHEW whose walks go by activation scores, |w| times the root mean square of its inputs, in place of |w|."
     scores = lambda graph, dl: activation_scores(model, graph, dl, batch_stats)

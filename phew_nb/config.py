@@ -9,7 +9,6 @@ __all__ = ['Config', 'known', 'check_name', 'idle_settings', 'auto_recipe', 'set
 # %% ../nbs/60_config.ipynb #49b8ee51
 import hashlib, inspect, json, re, tomllib
 from collections.abc import Iterable, Mapping
-from functools import partial
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from itertools import product
@@ -158,14 +157,11 @@ _given_by_runs = 'model', 'density', 'input_size', 'kept', 'dl', 'loss'
 _elsewhere = {name: f': name the {name} beside the options' for name in ('density', 'model')}
 
 def _check_options(method, options):
-    "Raise ValueError where a method has no such arguments."
-    f = known('method', False).get(method) or known('method')[method]
-    while isinstance(f, partial): f = f.func
-    takes = {k: p for k,p in inspect.signature(f).parameters.items() if k not in _given_by_runs}
+    "Raise ValueError or TypeError where a run gives an argument itself, or the method has none of its name."
     for name in options:
         if name in _given_by_runs: raise ValueError(f'options: a run gives {name} itself{_elsewhere.get(name, "")}')
-    if any(p.kind is p.VAR_KEYWORD for p in takes.values()): return
-    for name in options: import_module('phew_nb.models').look_up(takes, name, f'argument of {method}')
+    f = known('method', False).get(method) or known('method')[method]
+    import_module('phew_nb.pruners').check_arguments(method, f, options, _given_by_runs)
 
 def _check_recipe(config):
     "Raise where a recipe is unknown, or cannot be followed."

@@ -31,7 +31,7 @@ from .data import Arrays, Batches, Data, read_image
 from .graph import trace
 from .masks import Masks, as_masks, n_kept, unwrapped
 from .models import look_up
-from .pruners import prune, pruners
+from .pruners import check_arguments, prune, pruners
 
 _all_ = ['Checkpoint']
 
@@ -296,13 +296,10 @@ class KeepMasks(Callback):
 # %% ../nbs/51_training.ipynb #009772ab
 def _check_names(method, f, names):
     "TypeError where a method has no argument of a name, or where it is one that `Sparse` gives."
-    takes = inspect.signature(f).parameters
     own = [name for name in names if name in ('model', 'input_size')]
     if own: raise TypeError(f"Sparse takes '{own[0]}' from the learner and its data: leave it out")
-    unknown = [name for name in names if name not in {*takes, 'dl', 'loss', 'seed', 'pruners'}]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in takes.values()): raise TypeError(
-        f"the method '{method}' has no argument '{unknown[0]}'; its arguments are {', '.join(takes)}"
-        + '; `density` is the part that is kept, 1 - sparsity'*('spars' in unknown[0]))
+    of_prune = 'dl', 'loss', 'seed', 'pruners' # which gives a method what it takes of these
+    check_arguments(method, f, [name for name in names if name not in of_prune], ('model', 'input_size'))
 
 class Sparse(KeepMasks):
     "Prunes a learner's network once, before its first use, and keeps the masks from then on, in `masks`."
