@@ -14,6 +14,7 @@ from configparser import ConfigParser
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from pathlib import Path
+from .files import whole_file
 from .models import as_generator, look_up
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -307,12 +308,9 @@ def write_cache(path:Path, # of the file; its folder is made
                 **about:str): # what else to store
     "Write arrays to one file, all or nothing."
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f'{path.name}.{os.getpid()}.part')
-    try:
+    with whole_file(path) as part:
         save_file(tensors, part, dict(about, checksum=checksum(tensors)))
         part.chmod(0o644)
-        os.replace(part, path)
-    finally: part.unlink(missing_ok=True)
 
 # %% ../nbs/02_arrays.ipynb #b482cc94
 def read_cache(path:Path, # of the file

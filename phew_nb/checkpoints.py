@@ -7,7 +7,7 @@ __all__ = ['check_count', 'Resumable', 'random_states', 'set_random_states', 'da
            'what_runs', 'Checkpoint', 'OtherRun']
 
 # %% ../nbs/50_checkpoints.ipynb #383474a1
-import copy, io, os, random, tempfile, torch
+import copy, io, os, random, tempfile, time, torch
 import numpy as np
 from contextlib import contextmanager
 from numbers import Integral
@@ -215,9 +215,11 @@ class Checkpoint(Callback):
     def __init__(self,
                  path:str|Path, # the file; OSError where it could not be written
                  every:int=1, # epochs from one to the next; the last is always written
+                 seconds:float=0., # the least time from one to the next
                 ):
         check_file(path)
         self.path, self.every, self.begun, self.trained = Path(path), check_count('every', every), False, False
+        self.seconds, self.last = seconds, time.monotonic()
 
     def before_fit(self):
         if not isinstance(self.learn, Resumable): raise TypeError('Checkpoint needs a learner that can begin later: '
@@ -229,7 +231,10 @@ class Checkpoint(Callback):
     def after_train(self): self.trained = True
     def after_epoch(self):
         done = self.epoch + 1
-        if self.trained and (done % self.every == 0 or done == self.n_epoch): self.write()
+        due = (done % self.every == 0 or done == self.n_epoch) and time.monotonic() - self.last >= self.seconds
+        if self.trained and due:
+            self.write()
+            self.last = time.monotonic()
         self.trained = False
 
 # %% ../nbs/50_checkpoints.ipynb #8784197b

@@ -191,7 +191,7 @@ def settings(config:Config # what a run is made of
     unused = {'epochs'} | {name for name in _usual if name not in takes or getattr(config, name) is None}
     if config.method == 'dense': unused |= {'options', 'prune_per_class', 'rewire'}
     unused |= {name for name in _later if getattr(config, name) == Config.__dataclass_fields__[name].default}
-    values = asdict(replace(config, recipe=config.full_recipe)) | dict(init=resolved_init(config))
+    values = asdict(config) | dict(recipe=asdict(config.full_recipe), init=resolved_init(config))
     return json.loads(json.dumps({k: v for k,v in values.items() if k not in unused}, default=float))
 
 def resolved_init(config:Config # what a run is made of

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['purposes', 'methods', 'need_training', 'need_data', 'stream', 'MethodsWith', 'config_data', 'config_model',
            'config_size', 'config_graph', 'check_output', 'loss_of', 'config_loaders', 'config_batches', 'config_masks',
-           'measures', 'both_measures', 'timed_checkpoint', 'train', 'summed_up', 'threads', 'untrained',
-           'walk_settings', 'order_name', 'prune_ahead', 'side_by_side', 'rewired', 'own_files', 'prepared',
-           'own_chance', 'record_of', 'run', 'Config', 'auto_recipe', 'grid', 'run_name', 'settings', 'append_line',
-           'load_results', 'read_records', 'records_file', 'report_failure', 'sweep']
+           'measures', 'both_measures', 'train', 'summed_up', 'threads', 'untrained', 'walk_settings', 'order_name',
+           'prune_ahead', 'side_by_side', 'rewired', 'own_files', 'prepared', 'own_chance', 'record_of', 'run',
+           'Config', 'auto_recipe', 'grid', 'run_name', 'settings', 'append_line', 'load_results', 'read_records',
+           'records_file', 'report_failure', 'sweep']
 
 # %% ../nbs/61_experiments.ipynb #82084cf1
-import copy, inspect, json, math, time, warnings, torch
+import copy, inspect, json, math, os, time, warnings, torch
 import numpy as np, torch.nn.functional as F
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Set
@@ -77,7 +77,12 @@ need_training, need_data = MethodsWith('recipe'), MethodsWith('dl') # masks from
 
 # %% ../nbs/61_experiments.ipynb #419dfcac
 @lru_cache(maxsize=2)
-def _load(row, **kwargs): return row(**kwargs)
+def _load(row, stamp, **kwargs): return row(**kwargs)
+
+def _stamp(name):
+    "What changes when a file of your own, or a folder of images, does."
+    if name in datasets or not Path(name).is_dir(): return tuple(source_of(name).items())
+    return tuple((place, os.stat(place).st_mtime_ns) for place,*_ in os.walk(name))
 
 def _source(name):
     "What loads a data set, by which it is remembered: a row of the table, or the place of a folder."
@@ -100,8 +105,8 @@ def config_data(config:Config # what a run is made of
     more = _size_of(config, source)
     if is_drawn(config.data):
         if per_class is not None: more['n_per_class'] = per_class
-        data, per_class = _load(source, seed=stream(config.seed, 'data'), **more), None
-    else: data = _load(source, **more)
+        data, per_class = _load(source, _stamp(config.data), seed=stream(config.seed, 'data'), **more), None
+    else: data = _load(source, _stamp(config.data), **more)
     return data.subset(per_class, stream(config.seed, 'subset'), config.test_per_class)
 
 # %% ../nbs/61_experiments.ipynb #e237f7a3
@@ -185,8 +190,8 @@ def config_batches(config:Config, # what a run is made of
 def _given(config, data, device):
     "What the pruner of a run gets beside the network, by name."
     if config.method in need_training:
-        from phew_nb.iterative import gmp_iterations
-        n = gmp_iterations.get(f'{config.model}_{config.data}', 10)
+        from phew_nb.iterative import gmp_steps
+        n = gmp_steps(f'{config.model}_{config.data}')
         steps = dict(iterations=n) if config.method in MethodsWith('iterations') else {}
         return dict(dl=config_loaders(config, data, device), recipe=config.full_recipe, amp=config.amp, **steps)
     batches = lambda: config_batches(config, data, device)
@@ -221,21 +226,6 @@ def both_measures(before:dict, # of the dense network
     "Measures side by side."
     return after | {f'{name}_dense': value for name,value in before.items()}
 
-# %% ../nbs/61_experiments.ipynb #f5a99573
-def timed_checkpoint(path:str|Path, # the file; its folder exists
-                     seconds:float=0., # the least time from one to the next; 0: after every epoch
-                    ): # a callback of fastai
-    "Writes the state of a run after an epoch, if that was not done in the last `seconds`; goes on from the file."
-    from phew_nb.training import Checkpoint
-    class TimedCheckpoint(Checkpoint):
-        last = time.monotonic()
-        def after_epoch(self):
-            if self.trained and time.monotonic() - self.last >= seconds:
-                self.write()
-                self.last = time.monotonic()
-            self.trained = False
-    return TimedCheckpoint(path)
-
 # %% ../nbs/61_experiments.ipynb #d97ef7d8
 def train(config:Config, # what a run is made of
           model:nn.Module, # at its initial weights, changed in place
@@ -246,10 +236,10 @@ def train(config:Config, # what a run is made of
           cbs=(), # further callbacks of fastai
          ) -> dict: # numbers after the last epoch, and the `curve` of all
     "Train the network of a run."
-    from phew_nb.training import quiet, sparse_learner
+    from phew_nb.training import Checkpoint, quiet, sparse_learner
     dls = config_loaders(config, data, next(model.parameters()).device)
     learn = sparse_learner(dls, model, None if config.method == 'dense' else masks, config.full_recipe, amp=config.amp)
-    saver = [] if checkpoint is None else [timed_checkpoint(checkpoint, seconds)]
+    saver = [] if checkpoint is None else [Checkpoint(checkpoint, seconds=seconds)]
     with quiet(learn): learn.fit_recipe(cbs=[*saver, *cbs])
     return summed_up(learn.epoch_record.rows)
 

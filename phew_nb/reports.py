@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['figures', 'missing_runs', 'facts', 'page', 'table_html', 'list_html', 'folded', 'figure_html', 'task_html',
-           'failed_html', 'report_html', 'read_failed', 'write_report']
+           'failed_html', 'report_html', 'write_report']
 
 # %% ../nbs/67_reports.ipynb #d377945f
 import json, pandas as pd, warnings
@@ -191,25 +191,17 @@ def report_html(records, # dicts, or a table
     told = [f'<p><strong>{escape(note)}</strong></p>' for note in notes]
     return page(title, '\n'.join([*head, *told, *(task_html(*item) for item in groups.items()), failed_html(failed)]))
 
-# %% ../nbs/67_reports.ipynb #19e0d8a7
-def read_failed(folder:str|Path, # of results
-                done:set, # names of the runs that have a record
-               ) -> list[dict]: # the last failure of each run
-    "The runs that failed."
-    from phew_nb.store import read_failures
-    return [f for f in read_failures(folder) if f['run'] not in done]
-
 # %% ../nbs/67_reports.ipynb #fbcf72f4
 def write_report(folder:str|Path, # of results
                  out:str|Path|None=None, # the page; None: `report.html` in the folder
                 ) -> Path: # of the page; FileNotFoundError where there are no results
     "Write the page for a folder of results."
-    from phew_nb.store import read_records
+    from phew_nb.store import read_failures, read_records
     folder = Path(folder)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
         records = read_records(folder)
-    failed = read_failed(folder, {r['run'] for r in records})
+    failed = read_failures(folder, {r['run'] for r in records})
     if not records and not failed: raise FileNotFoundError(
         f"no run in '{folder}' has ended yet: call again when one has" if any((folder/'claims').glob('*')) else
         f"there are no results in '{folder}': name the folder that a sweep or phew_compare wrote to")

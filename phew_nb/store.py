@@ -186,10 +186,12 @@ def read_failure(folder:str|Path, # of results
     except (OSError, ValueError, RecursionError): return {}
     return {k: _from_json(v) for k,v in found.items()} if isinstance(found, dict) else {}
 
-def read_failures(folder:str|Path # of results, or its address
+def read_failures(folder:str|Path, # of results, or its address
+                  done=None, # names of the runs that have a record; None: they are read
                  ) -> list[dict]: # the last one of each run that has no record
     "The runs of a store that failed, and why."
-    done, found = {r['run'] for r in read_records(folder)}, {}
+    if done is None: done = {r['run'] for r in read_records(folder)}
+    found = {}
     for place,text in _contents(folder, 'failed'):
         try: failure = _from_json(json.loads(text))
         except (ValueError, RecursionError): continue

@@ -94,3 +94,30 @@ def test_a_run_whose_last_step_diverges_has_failed():
     with pytest.raises(FloatingPointError, match='validation loss is nan after epoch 0'): run(wild, 'cpu')
     rows = [dict(train_loss=2., valid_loss=float('nan'), accuracy=.1, seconds=0)]
     with pytest.raises(FloatingPointError, match='validation loss is nan after epoch 0'): E.summed_up(rows)
+
+def test_data_of_your_own_are_read_again_when_the_file_changes(tmp_path):
+    from phew_nb.experiments import Config, config_data, own_files
+    text = """import torch
+def make():
+    split = [(torch.full((3,), {}.), i % 2) for i in range(4)]
+    return split, split
+"""
+    place, seen = tmp_path/'mine.py', []
+    for value in 1, 22:
+        place.write_text(text.format(value))
+        config = Config(data=f'{place}:make')
+        seen.append((config_data(config).train.x.max().item(), own_files(config)[str(place)]))
+        assert config_data(config).train.x is config_data(config).train.x # unchanged, they are kept
+    assert [x for x,_ in seen] == [1, 22] and seen[0][1] != seen[1][1]
+
+def test_a_folder_of_images_is_read_again_when_it_changes(tmp_path):
+    from PIL import Image
+    from phew_nb.experiments import Config, config_data
+    for split in 'train', 'test':
+        for name in 'a', 'b':
+            (tmp_path/split/name).mkdir(parents=True)
+            for i in range(3): Image.new('L', (4, 4), 50*i).save(tmp_path/split/name/f'{i}.png')
+    config = Config(data=str(tmp_path))
+    assert len(config_data(config).train) == 6
+    Image.new('L', (4, 4), 7).save(tmp_path/'train'/'b'/'late.png')
+    assert len(config_data(config).train) == 7

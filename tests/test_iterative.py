@@ -79,6 +79,11 @@ def test_gmp_iterations_of_the_paper():
     gradual_magnitude(net(), .2, (64,), loaders(), recipe=small, epochs=0, rows=rows)
     assert len(rows) == 10
 
+@pytest.mark.parametrize('recipe, steps', [('resnet20_cifar10', 5), ('resnet20_cifar10:code', 5), ('vgg19_cifar100', 10), ('default', 10), (small, 10)])
+def test_gmp_steps_of_a_recipe(recipe, steps):
+    from phew_nb.iterative import gmp_steps
+    assert gmp_steps(recipe) == steps
+
 def test_gmp_prunes_the_smallest_of_what_it_trained():
     "With a rate of zero nothing moves, so the result is plain magnitude pruning of the initial weights."
     from phew_nb.scores import magnitude

@@ -180,3 +180,34 @@ def test_a_file_that_has_changed_since_is_named(tmp_path):
     with pytest.warns(UserWarning, match="mine.py' has changed since 1 of these runs was recorded"):
         new = sweep(configs, tmp_path/'out', progress=False)
     assert new[0] == old[0] and new[1]['files'] != old[0]['files'] and new[1]['total'] == 20*74
+
+def test_ray_holds_no_more_claims_than_tasks_are_out(tmp_path):
+    "An open file for each run of a long sweep would be more than a process may have."
+    import resource
+    from types import SimpleNamespace
+    out, parts = [], [[c] for c in grid(method='random', seed=list(range(300)), hidden=(4,))]
+    task = SimpleNamespace(remote=lambda part, how: (out.append(part), f'ref {len(out)}')[1])
+    ray = SimpleNamespace(get=lambda ref: [('failed', S.run_name(part[0]), dict(run=S.run_name(part[0]), error='no'), None)
+                                           for part in [out[int(ref.split()[1]) - 1]]])
+    how, running, words = S.How(str(tmp_path)), {}, []
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) + 64, limit[1]))
+    try:
+        for part in parts:
+            S._submit(part, how, lambda *a: words.append(a[0]), task, running)
+            if len(running) == 8:
+                ref = next(iter(running))
+                S._collect(ray, ref, *running.pop(ref), how, lambda *a: words.append(a[0]))
+        while running: S._collect(ray, ref := next(iter(running)), *running.pop(ref), how, lambda *a: words.append(a[0]))
+    finally: resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert words.count('begin') == words.count('failed') == 300
+
+def test_a_run_of_wandb_ends_when_ours_fails(monkeypatch):
+    from types import SimpleNamespace
+    ends = []
+    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(finish=lambda exit_code: ends.append(exit_code)))
+    monkeypatch.setitem(S.trackers, 'wandb', lambda how, config: [])
+    how = S.How('.', track='wandb')
+    with S.tracking(how, None): pass
+    with pytest.raises(RuntimeError), S.tracking(how, None): raise RuntimeError('no')
+    assert ends == [0, 1]
