@@ -15,7 +15,7 @@ from fastai.vision.all import Callback, CancelStepException
 from .graph import PathGraph, trace
 from .masks import Masks, n_kept, unwrapped
 from .models import look_up
-from .report import weights_between
+from .report import alive_weights
 from .scores import top_k
 from .checkpoints import check_count
 from .training import KeepMasks, check_ranks
@@ -115,12 +115,7 @@ def on_paths(graph:PathGraph, # of the network
              masks:Masks,     # which weights are kept
             ) -> dict: # parameter name -> boolean tensor: kept or not, is it between units on complete paths?
     "The weights that lie on a complete path, or would if they were kept."
-    live = graph.live(masks, skips=True)
-    flat = {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in graph.params.items()}
-    for layer in graph.layers:
-        p, on = graph.params[layer.name], weights_between(layer, live)
-        flat[layer.name][layer.pick(torch.arange(p.numel()).view(p.shape))[on]] = True
-    return {name: t.view(graph.params[name].shape) for name, t in flat.items()}
+    return alive_weights(graph, graph.live(masks, skips=True))
 
 # %% ../nbs/53_grow.ipynb #e610b46d
 def _up_to_go(params, masks, frac):
@@ -312,9 +307,9 @@ def update(self:Grow,
 # %% ../nbs/53_grow.ipynb #c9653519
 @patch
 def traced(self:Grow) -> PathGraph: # of the learner's network
-    "The network's graph, by the batch at hand."
+    "The network's graph, by the batch at hand; layers without a mask count as kept dense."
     example = tuple(t[:1].as_subclass(Tensor) for t in self.learn.xb)
-    return trace(unwrapped(self.model), example=example)
+    return trace(unwrapped(self.model), example=example, only=[*Masks.of(self.model)])
 
 @patch
 def hand_over(self:Grow):

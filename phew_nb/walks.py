@@ -21,7 +21,7 @@ from .nodes import Layer
 from .flow import first_few, graph_and_masks
 from .draws import seed_number, uniforms, walk_keys
 from .steps import FirstVisits, HeldBy, Side, Walker, draw_paths, first_visits, index_of
-from .report import weights_between
+from .report import alive_weights
 from .reach import estimate, expected_visits, expected_walks, most_held, out_of_reach, reachable
 
 _all_ = ['uniforms', 'walk_keys', 'draw_paths', 'expected_visits', 'expected_walks'] # of the modules above
@@ -426,12 +426,10 @@ def check_reach(self: FittingVisits,
     open = Masks({name: p.as_strided(self.graph.params[name].shape, self.graph.params[name].stride()).cpu()
                   for name, p in self.open.items()})
     masks = open if self.walker.masks is None else Masks({n: m & self.walker.masks.get(n, m) for n, m in open.items()})
-    live, more = self.graph.live(masks), 0
+    on, more = alive_weights(self.graph, self.graph.live(masks)), 0
     for name, room in self.room.items():
-        on = torch.zeros_like(self.open[name])
-        for layer in self.graph.layers:
-            if layer.name == name: on[layer.places()[weights_between(layer, live)]] = True
-        left = on & self.open[name] & (self.first[name] == self.never)
+        flat = on[name].as_strided((on[name].numel(),), (1,)).to(room.device)
+        left = flat & self.open[name] & (self.first[name] == self.never)
         more += int(torch.minimum(left.view(-1, self.m).sum(1), room).sum())
     self.refuse(target, self.kept + more)
     _give_up(self, target, 2**26)

@@ -207,6 +207,28 @@ def test_sparse_then_grow():
     with quiet(learn): learn.validate()
     assert Masks.of(learn.model) == last
 
+@pytest.mark.parametrize('method', growers)
+def test_what_is_kept_dense_stays_so(method):
+    "Masks leave the last layer out: it trains dense, and the others grow, each weight of walks on a path."
+    model, dls = mlp([64, 16, 12, 10], seed=0), data_loaders(data, 20, device='cpu')
+    dense = [*trace(model, (64,)).params][-1]
+    graph = trace(model, (64,), keep_dense=dense)
+    grows = Grow(method, every=5, density=.2 if method == 'granet' else None)
+    learn = fit(sparse_learner(dls, model, cbs=[Sparse('phew', .3, keep_dense=dense), grows]), epochs=2)
+    last, weight = Masks.of(model), model.get_parameter(dense)
+    assert last.keys() == graph.params.keys() and len(grows.rows) >= 3 and (weight != 0).all()
+    assert_zero(model, last)
+    assert sum(row['new'] for row in grows.rows) > 0 and learn.sparse.masks == last
+    if method == 'walks': assert not last.report(graph).lost
+
+def test_walks_where_the_graph_keeps_a_layer_dense():
+    model = mlp([6, 9, 9, 4], seed=0)
+    first, second, third = trace(model, (6,)).params
+    graph = trace(model, (6,), keep_dense=second)
+    masks = phew(graph, .3)
+    new = regrow_walks(model, masks, .3, {n: s for n, s in random_scores(model).items() if n != second}, 0, graph)
+    assert new.keys() == {first, third} and new.kept == masks.kept and new != masks and not new.report(graph).lost
+
 def test_gradients_are_accumulated():
     "Four small batches to a step give the scores that one large batch does."
     def scores(bs, more=()):
