@@ -19,7 +19,8 @@ from . import __version__
 from .config import Config, fields_of, run_name, varying
 from .files import check_file, check_files, check_folder, check_kind, write_bytes
 from .lines import (Page, Refused, Terminated, at_the_door, command, file_name, for_stream, note, notes, number,
-                           obey, option, read_line, say, seeds, several, signals, told, whole, why, word, wrapped)
+                           obey, option, own_process, read_line, say, seeds, several, signals, told, whole, why, word,
+                           wrapped)
 from .options import (any_network, check_device, check_memory, compare_configs, compare_options, default_words,
                              fraction, known, listing, name_list, network_fields, network_options, of_config, said_of,
                              talk_options, usual_methods, usual_outputs, where_options)
@@ -548,6 +549,7 @@ def _first_words(f): return f.__doc__.split(':')[0].split('\n')[0] # arguments f
 def main(argv=None, # words; None: those of the command line
         ) -> int: # of the command
     "Run a command by its name: `python -m phew_nb compare --help`."
+    if argv is None: own_process()
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] == ['--version']: say(f'phew_nb {__version__}'); return 0
     if not words or words[0] in ('--help', '-h'):

@@ -330,6 +330,11 @@ def test_a_terminal_that_knows_ascii_alone(tmp_path):
     run = subprocess.run([*python('phew_compare'), *map(str, words)], capture_output=True, timeout=300, env=env)
     assert run.returncode == 0 and b' +/- ' in run.stdout and run.stdout.isascii() and run.stderr.isascii(), run.stderr[-300:]
 
+def test_called_from_python_it_leaves_the_process_as_it_was(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv('MPLBACKEND', 'nbagg')
+    assert cli.main(['compare', *fast, '--methods', 'phew', '--density', '.1', '--seed', '1', '--out', str(tmp_path)]) == 0
+    assert os.environ['MPLBACKEND'] == 'nbagg'
+
 # phew_prune
 
 def test_masks_alone(tmp_path, capsys):
