@@ -285,7 +285,7 @@ def _phew_by(scores, model, density, input_size, dl, seed, kept, **kwargs):
     check_real(graph)
     return phew(model, density, graph, seed, kept, scores=scores(graph, dl), **kwargs)
 
-@delegates(phew, but=['scores'])
+@delegates(phew, but=['scores', 'example'])
 def phew_snip(model:nn.Module,       # the network
               density:float=None,    # fraction of weights kept, in (0, 1]
               input_size=None,       # size of one input without the batch, or the network's `PathGraph`
@@ -301,7 +301,7 @@ def phew_snip(model:nn.Module,       # the network
     return _phew_by(scores, model, density, input_size, dl, seed, kept, **kwargs)
 
 # %% ../nbs/42_baselines.ipynb #5d25edb8
-@delegates(phew, but=['scores'])
+@delegates(phew, but=['scores', 'example'])
 def phew_act(model:nn.Module,       # the network
              density:float=None,    # fraction of weights kept, in (0, 1]
              input_size=None,       # size of one input without the batch, or the network's `PathGraph`

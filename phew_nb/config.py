@@ -153,7 +153,7 @@ def _rewiring(rewire):
     raise ValueError(f"rewire is 'as pruned', 'shuffle', or a width factor from 0 to 1, got {rewire!r}")
 
 # %% ../nbs/60_config.ipynb #f32b3811
-_given_by_runs = 'model', 'density', 'input_size', 'kept', 'dl', 'loss'
+_given_by_runs = 'model', 'density', 'input_size', 'example', 'kept', 'dl', 'loss'
 _elsewhere = {name: f': name the {name} beside the options' for name in ('density', 'model')}
 
 def _check_options(method, options):

@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 import torch
 from fastcore.basics import patch
 from torch import nn, Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from .state import as_found, caller_level, to_eval, unwrapped
 from .nodes import Junction, Layer, TraceError, like
 from .numbers import shrink
@@ -65,9 +65,9 @@ def _check_size(input_size):
 
 def _said(size):
     "What was given for a size; of tensors, where they belong."
-    parts = size.values() if isinstance(size, Mapping) else size if isinstance(size, (tuple, list)) else [size]
-    if not any(hasattr(t, 'shape') for t in parts): return repr(size)
-    return "the arrays themselves: tensors go as trace(model, example=...), whose graph stands wherever a size does"
+    if any(hasattr(t, 'shape') for t in tree_leaves(size)): return (
+        "the arrays themselves: they go as example=... of phew, prune or trace, whose graph stands wherever a size does")
+    return 'None: it must be given' if size is None else repr(size)
 
 def as_example(example # a tensor, a tuple or list of tensors, or a dict by argument
               ): # raises TypeError on anything else
@@ -137,7 +137,8 @@ def _failed(e, example, given):
     what = f"{type(e).__name__}: {e}".rstrip(': ')
     if 'indices' in str(e) and 'embedding' in str(e) or "argument #1 'indices'" in str(e):
         hint = 'An embedding reads whole numbers: give token numbers as `example`'
-    elif given: hint = 'The `example` is a tensor, a tuple of them, or a dict of keyword arguments'
+    elif given: hint = ('The `example` is a tensor, a tuple of them, or a dict of keyword arguments '
+                        '(of a model that takes one dict: a tuple of this dict)')
     elif any(len(size) > 2 and size[1] == 1 for size in sizes):
         hint = f"Give `input_size` without the batch (is that the 1 in front of {sizes[0][2:]}?), or an `example`"
     else: hint = 'Give `input_size` without the batch, or an `example`'

@@ -8,6 +8,7 @@ __all__ = ['pruners', 'phew_pruning', 'Method', 'about', 'methods_table', 'check
 # %% ../nbs/45_pruners.ipynb #5de57538
 import inspect, warnings
 from functools import partial
+from .graph import trace
 from .masks import Masks, as_masks
 from .models import look_up, nearest
 from .state import caller_level
@@ -126,11 +127,13 @@ def prune(model,              # a network; for methods that need not run it a `P
           seed=0,             # for methods with chance: a number or a `torch.Generator`
           kept:int=None,      # instead of `density`: number of weights kept
           pruners:dict=None,  # name -> function, such as `all_pruners`; None: those of this module
+          example=None,       # instead of `input_size`: an input, batch first; several as a tuple, or a dict
           **kwargs,           # further arguments of the method
          ) -> Masks: # the model is not changed: `masks.apply(model)` prunes it
     "Choose the weights to keep, by a method's name."
     f = look_up(_known if pruners is None else pruners, method, 'method')
     check_arguments(method, f, kwargs)
+    if example is not None: input_size = trace(model, example=example)
     takes = inspect.signature(f).parameters
     given = dict(input_size=input_size, dl=dl, loss=loss, seed=seed, kept=kept)
     masks = f(model, density, **{name: value for name, value in given.items() if name in takes}, **kwargs)

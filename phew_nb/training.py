@@ -296,10 +296,10 @@ class KeepMasks(Callback):
 # %% ../nbs/51_training.ipynb #009772ab
 def _check_names(method, f, names):
     "TypeError where a method has no argument of a name, or where it is one that `Sparse` gives."
-    own = [name for name in names if name in ('model', 'input_size')]
+    own = [name for name in names if name in ('model', 'input_size', 'example')]
     if own: raise TypeError(f"Sparse takes '{own[0]}' from the learner and its data: leave it out")
     of_prune = 'dl', 'loss', 'seed', 'pruners' # which gives a method what it takes of these
-    check_arguments(method, f, [name for name in names if name not in of_prune], ('model', 'input_size'))
+    check_arguments(method, f, [name for name in names if name not in of_prune], ('model', 'input_size', 'example'))
 
 class Sparse(KeepMasks):
     "Prunes a learner's network once, before its first use, and keeps the masks from then on, in `masks`."

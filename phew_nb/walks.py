@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from tqdm.auto import tqdm
 from .keeping import check_choice
 from .masks import Masks, n_kept
-from .graph import PathGraph
+from .graph import PathGraph, trace
 from .nodes import Layer
 from .flow import first_few, graph_and_masks
 from .draws import seed_number, uniforms, walk_keys
@@ -109,15 +109,19 @@ def phew(model,                # a network, or its `PathGraph`
          law: str='steps',     # 'steps' by the weights of each unit, or whole 'paths' by their product
          start: str='first',   # where the round of starts begins: with the 'first' unit or where the 'seed' says
          pattern: str=None,    # 'n:m', such as '2:4': at most n of m weights in a row, see "Patterns" below
-         block: tuple=None     # (rows, columns) of blocks that are drawn and kept as a whole, such as (16, 16)
+         block: tuple=None,    # (rows, columns) of blocks that are drawn and kept as a whole, such as (16, 16)
+         example=None          # instead of `input_size`: an input, batch first; several as a tuple, or a dict by argument
         ) -> Masks:            # the weights on the paths; raises ValueError where the density is out of reach
     "Masks by PHEW: paths with higher edge weights (section 4)."
+    if example is not None: input_size = trace(model, example=example)
     remembers, (graph, masks) = masks is None, graph_and_masks(model, input_size, masks)
     how = dict(power=power, granularity=granularity, fork=fork, skips=skips, direction=direction)
     how |= dict(scores=scores, law=law, start=start, block=block)
     if pattern is None and _is_all(graph, masks, density, kept, remembers, how): return Masks.dense(graph.params)
     order = walk_order(graph, density, seed=seed, kept=kept, masks=masks, progress=progress, pattern=pattern, **how)
-    return _warn_of_padding(graph, order.masks(density, kept))
+    masks = order.masks(density, kept)
+    _warn_of_excess(masks, n_kept(graph.total, density, kept))
+    return _warn_of_padding(graph, masks)
 
 # %% ../nbs/34_walks.ipynb #9abc6781
 def _in_reach(walker, target, visits=None):
@@ -196,6 +200,12 @@ def check_reach(self: FirstVisits,
 def _give_up(visits, target, after):
     if visits.n_walks > after: raise ValueError(
         f"{visits.n_walks:,} walks hold {visits.kept:,} of the {target:,} weights asked for; ask for less")
+
+def _warn_of_excess(masks, asked):
+    "A warning tells where whole walks hold far more weights than were asked for."
+    if masks.kept > 1.5*asked: warnings.warn(
+        f"{asked:,} of {masks.total:,} weights are asked for, and {masks.kept:,} are kept: whole walks hold no fewer",
+        stacklevel=3)
 
 def _warn_of_padding(graph, masks):
     "Masks; a warning tells of kept weights at kernel positions that only ever see padding."

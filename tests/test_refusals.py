@@ -123,7 +123,7 @@ for method in pruners: # (those that look at data refuse the model first)
 add('trace: a function', lambda d: trace(lambda x: x, (4,)), TraceError, 'a model must be a torch.nn.Module, not function')
 add('trace: none', lambda d: trace(None, (4,)), TraceError, 'torch.nn.Module')
 for name, as_given in dict(one=lambda x: x, some=lambda x: (x, x), named=lambda x: dict(x=x)).items():
-    add(f'trace: tensors as size, {name}', lambda d, f=as_given: trace(d.plain, f(d.x)), TraceError, 'tensors go as trace(model, example=...)')
+    add(f'trace: tensors as size, {name}', lambda d, f=as_given: trace(d.plain, f(d.x)), TraceError, 'they go as example=... of phew, prune or trace')
 add('trace: text as size', lambda d: trace(d.plain, '4'), TraceError, "not '4'")
 add('trace: negative size', lambda d: trace(d.plain, (-4,)), TraceError, 'not (-4,)')
 add('trace: unknown layer to keep dense', lambda d: trace(d.plain, (4,), keep_dense=['nothing']), TraceError, "'nothing' fits no parameter of the model")
