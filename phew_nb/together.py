@@ -10,12 +10,11 @@ __all__ = ['largest', 'shared_settings', 'pays', 'groups', 'Stack', 'stack_step'
 import json, math, time, torch, torch.nn.functional as F
 from collections.abc import Iterable
 from .config import Config, settings
-from .data import Batches, Data
-from .masks import Masks
+from .data import Batches
+from .keeping import mask_words, zero_together
 from .models import model_takes
-from .training import optimizers, recipes
-from .experiments import (loss_of, need_training, own_chance, prepared, prune_ahead, record_of, run, stream,
-                                 summed_up)
+from .training import optimizers
+from .experiments import loss_of, need_training, own_chance, prepared, record_of, stream, summed_up
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -60,22 +59,25 @@ class Stack:
                 ):
         params, _ = stack_module_state(models)
         self.params = {name: p.detach().clone().requires_grad_() for name,p in params.items()}
-        self.masks = {name: self._stacked(masks, name, p) for name,p in self.params.items()}
+        self.masks = self._stacked(masks)
         self.call, self.recipe = models[0], recipe
         how = dict(optimizers[recipe.optimizer](recipe))
         self.opt = how.pop('opt')(self.params.values(), lr=recipe.lr, **how)
         self.zero()
 
-    def _stacked(self, masks, name, p):
-        "The masks of a parameter, or None where no network has one."
-        if not any(m is not None and name in m for m in masks): return None
-        return torch.stack([torch.ones_like(p[0]) if m is None or name not in m else m[name].to(p) for m in masks])
-
-    @torch.no_grad()
-    def zero(self):
-        "Set masked weights to zero."
+    def _stacked(self, masks):
+        "Name -> the masks of all networks, as `zero_together` takes them; of the parameters that have any."
+        masks, found = [m or {} for m in masks], {}
         for name,p in self.params.items():
-            if self.masks[name] is not None: p.mul_(self.masks[name])
+            if not any(name in m for m in masks): continue
+            whole = torch.ones_like(p[0], dtype=torch.bool)
+            found[name] = mask_words(torch.stack([m.get(name, whole).to(p.device) for m in masks]), p)
+        return found
+
+    def zero(self, gradients=False): # ...or gradients in place of weights
+        "Set masked weights to zero."
+        masked = [self.params[name] for name in self.masks]
+        zero_together([p.grad for p in masked] if gradients else masked, list(self.masks.values()))
 
     def __call__(self, x): # (networks, batch, ...), or the same (batch, ...) for all
         return vmap(lambda p, x: functional_call(self.call, p, (x,)), in_dims=(0, 0))(self.params, x)
@@ -90,8 +92,7 @@ def stack_step(stack:Stack, # changed in place
     losses = each_loss(loss, stack(x), y)
     grads = torch.autograd.grad(losses.sum(), list(stack.params.values()))
     for p,g in zip(stack.params.values(), grads): p.grad = g.contiguous() # fused Adam takes memory as it comes
-    for name,p in stack.params.items():
-        if stack.masks[name] is not None: p.grad.mul_(stack.masks[name])
+    stack.zero(gradients=True)
     stack.opt.step()
     stack.zero()
     return losses.detach()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 import torch
 from fastcore.basics import patch
-from torch import nn, Tensor
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from .nodes import Layer, TraceError
 from .units import reach_back

@@ -9,7 +9,7 @@ __all__ = ['recipes', 'optimizers', 'Recipe', 'as_code', 'find_recipe', 'Optim',
            'sparse_learner', 'Checkpoint']
 
 # %% ../nbs/51_training.ipynb #ec4bd8e8
-import inspect, math, os, sys, time, torch, warnings
+import math, os, sys, time, torch, warnings
 import numpy as np
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -29,6 +29,7 @@ from fastai.vision.all import (
 from .checkpoints import Checkpoint, Resumable, check_count, data_kept
 from .data import Arrays, Batches, Data, read_image
 from .graph import trace
+from .keeping import mask_words, zero_together
 from .masks import Masks, as_masks, n_kept, unwrapped
 from .models import look_up
 from .pruners import check_arguments, prune, pruners
@@ -563,18 +564,16 @@ class KeepTogether(KeepMasks):
         if Masks.of(self.model) is not None: Masks.of(self.model).keep(self.model)
     def after_backward(self):
         pairs = [(p.grad, mask) for p, mask in self.masked() if p.grad is not None]
-        if pairs: torch._foreach_mul_(*map(list, zip(*pairs)))
-    @torch.no_grad()
-    def after_step(self): torch._foreach_mul_(*map(list, zip(*self.masked())))
+        if pairs: zero_together(*map(list, zip(*pairs)))
+    def after_step(self): zero_together(*map(list, zip(*self.masked())))
 
 @patch
-def masked(self:KeepTogether) -> list: # pairs of a parameter and its mask, as numbers laid out like it
+def masked(self:KeepTogether) -> list: # pairs of a parameter and its mask, as `zero_together` takes it
     "The parameters with masks; made anew when the masks are others."
     if self.pairs is None or self.pairs[0] is not self.masks:
         params = dict(unwrapped(self.model).named_parameters(remove_duplicate=False))
         masks = self.masks or Masks.of(self.model)
-        as_numbers = lambda name: torch.empty_like(params[name], requires_grad=False).copy_(masks[name])
-        self.pairs = self.masks, [(params[name], as_numbers(name)) for name in masks]
+        self.pairs = self.masks, [(params[name], mask_words(masks[name], params[name])) for name in masks]
     return self.pairs[1]
 
 # %% ../nbs/51_training.ipynb #85c61ebe

@@ -385,6 +385,19 @@ def test_masks_kept_together_are_those_kept_one_by_one():
         nets.append(model.state_dict())
     for name, t in nets[0].items(): assert torch.equal(t, nets[1][name]), name
 
+def test_an_infinite_gradient_of_a_masked_weight_stays_away():
+    "Two inputs of 1e30, one behind a mask, whose gradient overflows; the other's weight is trained."
+    for keep in KeepMasks, KeepTogether:
+        model = nn.Linear(2, 1, bias=False)
+        model.weight.data.fill_(1.)
+        loader = lambda: DataLoader([(torch.tensor([1e30, 1e-30]), torch.zeros(1))]*3)
+        masks = Masks({'weight': torch.tensor([[False, True]])})
+        learn = Learner(DataLoaders(loader(), loader()), model, lambda out, y: 1e30*out.sum(), lr=.25,
+                        cbs=[keep(masks), LookAtEveryStep(masks)],
+                        opt_func=partial(OptimWrapper, opt=torch.optim.SGD, momentum=.5))
+        with quiet(learn): learn.fit(1)
+        torch.testing.assert_close(model.weight.data, torch.tensor([[0., 1 - .25*(1 + 1.5 + 1.75)]])) # by hand
+
 def test_without_a_compiler_a_warning_says_so(monkeypatch):
     def broken(*args, **kwargs): raise RuntimeError('no C++ compiler')
     monkeypatch.setattr(torch, 'compile', broken)
