@@ -66,7 +66,8 @@ def _check_size(input_size):
 def _said(size):
     "What was given for a size; of tensors, where they belong."
     if any(hasattr(t, 'shape') for t in tree_leaves(size)): return (
-        "the arrays themselves: they go as example=... of phew, prune or trace, whose graph stands wherever a size does")
+        "the arrays themselves: they go as example=... of phew, prune or trace, whose graph stands wherever a "
+        "size does")
     return 'None: it must be given' if size is None else repr(size)
 
 def as_example(example # a tensor, a tuple or list of tensors, or a dict by argument

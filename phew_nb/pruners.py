@@ -112,8 +112,8 @@ def check_arguments(method:str, # its name
     if not unknown or any(p.kind is p.VAR_KEYWORD for p in takes.values()): return
     own = [name for name in takes if name not in hidden]
     hint = nearest(unknown[0], own)
-    raise TypeError(f"the method '{method}' has no argument '{unknown[0]}'{hint + ' Its' if hint else '; its'} arguments "
-                    f"are {', '.join(own)}"
+    then = f"{hint + ' Its' if hint else '; its'} arguments are {', '.join(own)}"
+    raise TypeError(f"the method '{method}' has no argument '{unknown[0]}'{then}"
                     + '; `density` is the part that is kept, 1 - sparsity'*('spars' in unknown[0]))
 
 

@@ -110,7 +110,7 @@ def phew(model,                # a network, or its `PathGraph`
          start: str='first',   # where the round of starts begins: with the 'first' unit or where the 'seed' says
          pattern: str=None,    # 'n:m', such as '2:4': at most n of m weights in a row, see "Patterns" below
          block: tuple=None,    # (rows, columns) of blocks that are drawn and kept as a whole, such as (16, 16)
-         example=None          # instead of `input_size`: an input, batch first; several as a tuple, or a dict by argument
+         example=None          # instead of `input_size`: an input, batch first; several: a tuple, or a dict by argument
         ) -> Masks:            # the weights on the paths; raises ValueError where the density is out of reach
     "Masks by PHEW: paths with higher edge weights (section 4)."
     if example is not None: input_size = trace(model, example=example)
