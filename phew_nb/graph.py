@@ -16,7 +16,7 @@ import torch
 from fastcore.basics import patch
 from torch import nn, Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from .state import as_found, caller_level, to_eval, unwrapped
+from .state import as_found, caller_level, plain_kernels, to_eval, unwrapped
 from .nodes import Junction, Layer, TraceError, like
 from .numbers import shrink
 from .units import every_edge, reach_ahead, reach_back
@@ -31,20 +31,13 @@ _all_ = ['Junction', 'Layer', 'TraceError', 'like'] # as ever
 @contextmanager
 def _plain(model):
     "Evaluation mode without gradients or autocast, and no compiled or fused code that hides what it does."
-    fast = torch.backends.mha.get_fastpath_enabled()
     compiles = 'torch._dynamo' in sys.modules and hasattr(torch.compiler, 'set_stance')
     with ExitStack() as stack:
-        for context in (torch.inference_mode(False), torch.no_grad(), as_found(model, seed=0)):
+        for context in (torch.inference_mode(False), torch.no_grad(), as_found(model, seed=0), plain_kernels(model)):
             stack.enter_context(context)
         for kind in ('cpu', 'cuda'): # (a cast that was cached before would not be seen)
             stack.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
         if compiles: stack.enter_context(torch.compiler.set_stance('force_eager'))
-        if any(isinstance(m, nn.RNNBase) for m in model.modules()):
-            stack.callback(setattr, torch.backends.mkldnn, 'enabled', torch.backends.mkldnn.enabled)
-            torch.backends.mkldnn.enabled = False
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-        torch.backends.mha.set_fastpath_enabled(False)
         to_eval(model)
         yield
 

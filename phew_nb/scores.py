@@ -25,7 +25,7 @@ from .keeping import check_choice
 from .looks import palette
 from .masks import Masks, n_kept, unwrapped
 from .models import look_up
-from .state import as_found, caller_level, random_kept, to_eval
+from .state import as_found, caller_level, plain_kernels, random_kept, to_eval
 
 # %% ../nbs/40_scores.ipynb #7e183f62
 _all_ = ['caller_level', 'own_stream'] # as ever
@@ -672,11 +672,7 @@ def grasp_scores(model:nn.Module,        # the network
 @contextmanager
 def _twice(model):
     "Attention and recurrent layers by ways that can be differentiated twice."
-    with ExitStack() as stack:
-        stack.enter_context(torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH))
-        if any(isinstance(m, nn.RNNBase) for m in model.modules()):
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        yield
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), plain_kernels(model): yield
 
 def grasp(model:nn.Module,        # the network
           density:float=None,     # fraction of weights kept, in (0, 1]

@@ -10,7 +10,7 @@ from phew_nb.graph import trace
 from phew_nb.masks import Masks
 from phew_nb.models import mlp, resnet20
 from phew_nb.pruners import prune
-from phew_nb.scores import iter_snip, snip_scores
+from phew_nb.scores import grasp_scores, iter_snip, snip_scores
 from phew_nb.synflow import synflow_l2
 from phew_nb.walks import phew
 from test_scores import (Clips, Zeroes, assert_as_found, assert_same, build, data, described, nasty, refused, snapshot, traced_once,
@@ -514,3 +514,21 @@ def test_one_batch_is_no_list_of_batches(method):
     x, y = torch.rand(8, 6), torch.arange(8) % 3
     for dl in x, (x, y):
         with pytest.raises(TypeError, match=r'looks like one batch: give a list of batches, such as \[\(x, y\)\]'): run(method, build('plain'), dl=dl)
+
+@pytest.mark.parametrize('layer', [nn.Identity, lambda: nn.LSTM(4, 4, batch_first=True)], ids=['linear', 'recurrent'])
+@pytest.mark.parametrize('score', [input_rms, grasp_scores, snip_scores])
+def test_scores_run_on_exact_kernels(layer, score):
+    "Whatever is switched off for some layers, cuDNN stays deterministic and in full precision."
+    seen, flags = [], lambda: [getattr(torch.backends.cudnn, name) for name in ('benchmark', 'deterministic', 'allow_tf32')]
+    class Net(nn.Module):
+        def __init__(self): super().__init__(); self.a, self.b = layer(), nn.Linear(4, 3)
+        def forward(self, x):
+            seen.append(flags())
+            x = self.a(x)
+            return self.b((x[0] if isinstance(x, tuple) else x)[:, -1])
+    torch.manual_seed(0)
+    model, batch, before = Net(), (torch.randn(6, 5, 4), torch.arange(6) % 3), flags()
+    graph = trace(model, (5, 4))
+    seen.clear()
+    score(model, graph, [batch])
+    assert seen and all(now == [False, True, False] for now in seen) and flags() == before
