@@ -471,6 +471,9 @@ def data_row(name:str # in `datasets`; a folder; or what makes it: 'my_file.py:m
     if name in datasets: return datasets[name]
     if is_reference(name): return partial(_made, name, load_object(name))
     if Path(name).is_dir(): return partial(Data.from_folder, name)
+    if Path(name).is_file(): raise ValueError(
+        f'{name} is a file: a function of your own reads it, named as my_file.py:make, and returns training and test '
+        'data, such as two pairs (x, y) of arrays')
     if Path(name).name != name: raise ValueError(f'there is no folder {name!r}, and no data set of this name')
     try: return look_up(datasets, name, 'data set')
     except ValueError as e: raise ValueError(f'{e} There is no folder of this name either.') from None

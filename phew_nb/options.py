@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from dataclasses import MISSING, fields, replace
 from functools import cache
-from math import prod
+from math import nan, prod
 from textwrap import shorten
 from warnings import warn
 from .config import Config, grid, idle_settings, known as known_names
@@ -125,7 +125,7 @@ def default_words(value, # of an option
 def fraction(text:str # of a line
             ) -> float: # ValueError where it is no fraction
     "A fraction of the weights, in (0, 1]."
-    value = number(text)
+    value = nan if text.strip().endswith('%') else number(text)
     if not 0 < value <= 1: raise ValueError(f'a fraction of the weights in (0, 1] is wanted, 0.05 for 5%; got {text}')
     return value
 

@@ -356,7 +356,7 @@ def test_masks_alone(tmp_path, capsys):
 --density 0 => a fraction of the weights in (0, 1]
 --density -.5 => a fraction of the weights in (0, 1]
 --density nan => a fraction of the weights in (0, 1]
---density 90% => is not a number
+--density 90% => 0.05 for 5%
 --model vgg16 => did you mean 'vgg19'
 --method magnitud => did you mean 'magnitude'
 --method snip => name a data set with --data
