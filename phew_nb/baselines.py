@@ -14,6 +14,7 @@ from fastcore.meta import delegates
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from .draws import own_stream, salts
 from .flow import graph_and_masks
 from .graph import PathGraph
 from .linearised import Replay, linearised
@@ -21,7 +22,7 @@ from .masks import Masks, n_kept, unwrapped
 from .models import draw_weights
 from .operations import Fixed, is_pointwise, plain_name, signals_in, tensors_in
 from .scores import (apportion, batch_parts, check_real, check_some, count_left, data_batches, gradients,
-                            graph_of_data, highest, iter_snip, own_stream, pruning_task, saying, scoring,
+                            graph_of_data, highest, iter_snip, pruning_task, saying, scoring,
                             snip_scores, steps_down, top_k, warned)
 from .state import as_found, plain_kernels, random_kept
 from .walks import phew
@@ -143,7 +144,7 @@ def ntk_sap(model:nn.Module,       # the network
     "Keep the weights that the change of the outputs under moves of all weights depends on most."
     if isinstance(model, PathGraph): data_batches(model, ()) # refuses it
     graph, k, among = pruning_task(model, input_size, density, kept)
-    gen = own_stream(seed, 42)
+    gen = own_stream(seed, salts['ntk_sap'])
     masks = Masks({name: among[name] if name in among else torch.ones(p.shape, dtype=torch.bool)
                    for name, p in graph.params.items()}).to('cpu')
     with scoring(model, graph, None, batch_stats) as params:

@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
-from .models import as_generator, is_reference, load_object, look_up, made_by
+from .models import as_generator, is_reference, load_object, look_up, made_by, seed_number
 from .arrays import Arrays, Data, Source, channel_stats, checksum, class_names, data_folder, decode, digits
 from .arrays import fingerprint, image_data, labelled_files, list_files, no_augments, read_cache, read_image
 from .arrays import source_folder, sources, write_cache
@@ -533,7 +533,7 @@ class Batches:
         self.pad, self.flip = look_up({None: (0, False), **(data.augments or {})}, augment, 'augmentation')
         self.data, self.batch_size, self.shuffle, self.drop_last = data, batch_size, shuffle, drop_last
         self.next_epoch = 0
-        self.seed = seed if isinstance(seed, int) else torch.randint(2**62, (), generator=as_generator(seed)).item()
+        self.seed = seed_number(as_generator() if seed is None else seed)
         self.scale, self.shift = (t.view(-1, *[1]*(self.x.ndim - 2)).to(device)
                                   for t in (1/(255*data.std), -data.mean/data.std))
 

@@ -12,6 +12,7 @@ from numbers import Real
 from fastcore.basics import patch
 from torch import Tensor, nn
 from fastai.vision.all import Callback, CancelStepException
+from .draws import own_stream, salts
 from .graph import PathGraph, trace
 from .masks import Masks, n_kept, unwrapped
 from .models import look_up
@@ -57,7 +58,7 @@ def regrow(model:nn.Module,    # the network that the masks are for; it is not c
     "Let the smallest kept weights of each layer go, and others come; what is frozen or has no scores stays."
     _check_frac(frac)
     params = dict(unwrapped(masks.check(model) and model).named_parameters(remove_duplicate=False))
-    gen, new = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed), dict(masks)
+    gen, new = own_stream(seed, salts['regrow']), dict(masks)
     for name, mask in masks.items():
         if not params[name].requires_grad or (scores is not None and name not in scores): continue
         kept = int(mask.sum())

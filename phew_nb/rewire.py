@@ -12,14 +12,14 @@ from .models import draw_weights, fans, inits, look_up
 from .graph import Layer, PathGraph
 from .masks import Masks, owner, unwrapped
 from .flow import graph_and_masks
-from .draws import own_stream
+from .draws import own_stream, salts
 
 # %% ../nbs/43_rewire.ipynb #2d75e1f2
 def shuffle(masks,  # parameter name -> boolean tensor
             seed=0, # a number or a `torch.Generator`: fixes everything
            ) -> Masks: # the same number of weights in each layer
     "Move the kept weights of each layer to random places of the layer."
-    gen = own_stream(seed, 1)
+    gen = own_stream(seed, salts['shuffle'])
     def moved(mask): return mask.flatten()[torch.randperm(mask.numel(), generator=gen).to(mask.device)].view(mask.shape)
     return Masks({name: moved(mask) for name, mask in masks.items()})
 
@@ -94,7 +94,7 @@ def widen(model,           # a network, or its `PathGraph`
     if not 0 <= x <= 1: raise ValueError(f"x must be between 0 (as narrow as it is) and 1 (all units), got {x}")
     graph, masks = graph_and_masks(model, input_size, masks)
     if masks is None: raise ValueError("there are no masks to widen: give masks, or a model that remembers some")
-    gen = own_stream(seed, 2)
+    gen = own_stream(seed, salts['widen'])
     chosen, layers = _chosen(graph, masks, x, gen), {layer.name: layer for layer in graph.layers[::-1]}
     return Masks({name: _spread(layers.get(name), mask.cpu(), chosen, gen) for name, mask in masks.items()})
 
@@ -136,7 +136,7 @@ def reinit(model: nn.Module, # changed in place: the weights that have masks
            seed=0,           # a number or a `torch.Generator`: fixes everything
           ) -> nn.Module: # the model, with the masks applied; raises ValueError on masks of others, lists of weights
     "Draw the kept weights of a sparse network anew."
-    deviation, gen = look_up(reinits, how, 're-initialisation'), own_stream(seed, 3)
+    deviation, gen = look_up(reinits, how, 're-initialisation'), own_stream(seed, salts['reinit'])
     masks = Masks.of(model) if masks is None else masks if isinstance(masks, Masks) else Masks(masks)
     if masks is None: raise ValueError("there are no masks to draw weights for: give some, or a model that has some")
     masks.check(model)

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from . import report # noqa: F401 (adds `Masks.report`)
-from .draws import own_stream
+from .draws import own_stream, salts
 from .flow import graph_and_masks
 from .graph import PathGraph, trace
 from .keeping import check_choice
@@ -264,7 +264,7 @@ def random_scores(graph:PathGraph,           # see `trace`
                   seed:int|torch.Generator=0, # source of the random numbers
                  ) -> dict: # name -> scores in [0, 1)
     "A score from the uniform distribution for each weight."
-    gen = own_stream(seed, 21)
+    gen = own_stream(seed, salts['random_scores'])
     return {name: torch.rand(p.shape, generator=gen) for name, p in graph.params.items()}
 
 # %% ../nbs/40_scores.ipynb #c22295de

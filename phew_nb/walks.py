@@ -19,7 +19,8 @@ from .masks import Masks, n_kept
 from .graph import PathGraph, trace
 from .nodes import Layer
 from .flow import first_few, graph_and_masks
-from .draws import seed_number, uniforms, walk_keys
+from .draws import uniforms, walk_keys
+from .models import seed_number
 from .steps import FirstVisits, HeldBy, Side, Walker, draw_paths, first_visits, index_of
 from .report import alive_weights
 from .reach import estimate, expected_visits, expected_walks, most_held, out_of_reach, reachable

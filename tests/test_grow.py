@@ -74,6 +74,14 @@ def test_random_growth_is_uniform():
     times = sum((regrow(model, masks, .3, seed=s)[name] & ~masks[name]).int() for s in range(400))[1:]
     assert times.sum() == 1200 and (times - 40).abs().max() < 5*(400*.1*.9)**.5
 
+def test_random_growth_knows_nothing_of_weights_from_the_same_seed():
+    "Weights drawn from [0, 1) by one seed, and by the same what comes: their mean is 1/2 within five standard deviations."
+    layer = torch.nn.Linear(50, 40, bias=False)
+    layer.weight.data = torch.rand(40, 50, generator=torch.Generator().manual_seed(0))
+    masks = Masks({'weight': (torch.arange(2000) % 5 == 0).view(40, 50)})
+    come = regrow(layer, masks, .5, seed=0)['weight'] & ~masks['weight']
+    assert come.sum() == 200 and (layer.weight[come].mean() - .5).abs() < 5*(1/12/200)**.5
+
 # --- against a loop without guards -----------------------------------------------------------------------------------
 
 def dense_rigl(model, masks, batches, every, lr=.1, momentum=.9):
