@@ -79,8 +79,10 @@ def written(values, percent=True, digits=1):
     unit = '%' if percent else ''
     return f'{v.mean():.{digits}f}{unit}' + (f' ± {v.std(ddof=1):.{digits}f}' if len(v) > 1 else '') + f' (n={len(v)})'
 
-def points(difference, scale=100, digits=1):
-    "A paired difference as text, with its standard error where there is one."
+def points(difference, scale=100, digits=1, count=True):
+    "A paired difference as text, with its standard error where there is one, and whether it is apart from none."
     n, mean, error = difference
     if not n: return 'not run'
-    return f'{scale*mean:+.{digits}f}' + (f' ± {scale*error:.{digits}f}' if math.isfinite(error) else '') + f' (n={n})'
+    notes = [f'n={n}']*count + ['not apart']*(n > 2 and not apart(difference))
+    text = f'{scale*mean:+.{digits}f}' + (f' ± {scale*error:.{digits}f}' if math.isfinite(error) else '')
+    return text + (f" ({', '.join(notes)})" if notes else '')
