@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fastcore.basics import patch
 from .nodes import Layer
 from .graph import PathGraph, as_graph
-from .masks import Masks
+from .masks import Masks, as_masks
 from .scaled import Scaled, pow2
 
 # %% ../nbs/23_flow.ipynb #73be1bc3
@@ -165,7 +165,7 @@ def graph_and_masks(model,           # a network, or its `PathGraph`
     "What a network is read as: its path graph, and the masks that hold."
     graph = input_size if isinstance(input_size, PathGraph) else as_graph(model, input_size)
     if masks is None: masks = None if isinstance(model, PathGraph) else Masks.of(model)
-    elif not isinstance(masks, Masks): masks = Masks(masks)
+    else: masks = as_masks(masks)
     check_masks(graph, masks)
     return graph, masks
 
@@ -271,7 +271,7 @@ def _factor(self: Flow, layer, power=None): return Edges(layer, self.masks, self
 @patch
 def _kept(self: Flow, layer, values):
     "Values (G, O, I, 1 or K), zero where masked."
-    mask = self._factor(layer, 0).mask
+    mask = layer.usable(self.masks)
     return values if mask is None else values.masked(mask)
 
 # %% ../nbs/23_flow.ipynb #e013607c
@@ -287,7 +287,7 @@ def _share(self: Flow, layer):
     "The share of each weight of a layer, (G, O, I, K)."
     ends = (self.ends(layer)/self.total).map(lambda t: t[..., None])
     if ends.e.max() > 500: return (ends*self._factor(layer).values()).plain()
-    mask, share = self._factor(layer, 0).mask, ends.plain().expand(layer.size)
+    mask, share = layer.usable(self.masks), ends.plain().expand(layer.size)
     for _ in range(self.power): share = share*layer.weight().cpu().abs()
     return share if mask is None else share*mask
 

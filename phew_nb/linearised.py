@@ -17,7 +17,7 @@ from .rules import Fixed, Replay, each_fixed, is_signal, moving, operation, plai
 from .operations import read_rows, reads_rows
 from .tape import filled
 from .graph import PathGraph, TraceError, as_example, as_graph, named_tensors, record
-from .masks import Masks, unwrapped
+from .masks import Masks, as_masks, unwrapped
 from .scaled import Scaled, pow2
 from .flow import path_flow
 
@@ -154,7 +154,7 @@ class linearised:
         self.model, self.power, self.dtype, self.shift, self.exponents = unwrapped(model), power, dtype, 0, {}
         self.square_means, self.every_row, traced = square_means, every_row, traced or graph
         self.tape, self.ends = (traced.tape, traced.ends) if traced is not None else (None, None)
-        self.masks = masks = Masks.of(model) if masks is None else Masks(masks).check(model)
+        self.masks = masks = Masks.of(model) if masks is None else as_masks(masks).check(model)
         self.weights = {name: self._positive(name, p, (masks or {}).get(name)) # parameter name -> leaf tensor
                         for name, p in self.model.named_parameters() if p.is_floating_point()}
         if graph is not None: self._balance(graph, masks)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from .graph import PathGraph
-from .masks import Masks
+from .masks import Masks, as_masks
 from .scaled import Scaled
 from .flow import graph_and_masks, path_flow
 from .counts import exact_count, exact_counts
@@ -306,7 +306,7 @@ def path_kernel(model,            # a network, its `PathGraph`, or its `Paths`
 # %% ../nbs/44_metrics.ipynb #2604f11d
 def _in_double(model, masks):
     "Parameters, masked, and buffers as float64 copies; and the masks."
-    masks = (Masks.of(model) if masks is None else Masks(masks).check(model)) or {}
+    masks = (Masks.of(model) if masks is None else as_masks(masks).check(model)) or {}
     values = {name: t.detach() for name, t in [*model.named_parameters(), *model.named_buffers()]}
     values = {name: t.double() if t.is_floating_point() else t for name, t in values.items()}
     return {name: t*masks[name].to(t.device) if name in masks else t for name, t in values.items()}, masks

@@ -10,7 +10,7 @@ import math, torch
 from torch import Tensor, nn
 from .models import draw_weights, fans, inits, look_up
 from .graph import Layer, PathGraph
-from .masks import Masks, owner, unwrapped
+from .masks import Masks, as_masks, owner, unwrapped
 from .flow import graph_and_masks
 from .draws import own_stream, salts
 
@@ -137,7 +137,7 @@ def reinit(model: nn.Module, # changed in place: the weights that have masks
           ) -> nn.Module: # the model, with the masks applied; raises ValueError on masks of others, lists of weights
     "Draw the kept weights of a sparse network anew."
     deviation, gen = look_up(reinits, how, 're-initialisation'), own_stream(seed, salts['reinit'])
-    masks = Masks.of(model) if masks is None else masks if isinstance(masks, Masks) else Masks(masks)
+    masks = Masks.of(model) if masks is None else as_masks(masks)
     if masks is None: raise ValueError("there are no masks to draw weights for: give some, or a model that has some")
     masks.check(model)
     for name, mask in masks.items():

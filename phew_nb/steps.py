@@ -15,7 +15,7 @@ from torch import Tensor
 from fastcore.basics import patch
 from .nodes import Layer, like
 from .graph import PathGraph
-from .masks import Masks
+from .masks import as_masks
 from .flow import GivenEdges, check_masks, flow_through, graph_and_masks
 from .scaled import Scaled, pow2
 from .blocks import Blocks, as_block
@@ -41,7 +41,7 @@ class Walker:
                  block=None           # rows and columns of blocks that walks conserve as a whole, such as (16, 16)
                 ): # raises ValueError on unknown choices, on weights that are NaN or infinite, where there is no path
         check_options(power, fork, direction, granularity, law, start, block)
-        masks = masks if masks is None or isinstance(masks, Masks) else Masks(masks)
+        masks = None if masks is None else as_masks(masks)
         check_masks(graph, masks)
         self.graph, self.masks, self.power = graph, masks, float(power)
         self.granularity, self.start = granularity if block is None else 'block', start

@@ -170,6 +170,12 @@ class GreyImage(TensorImage):
     _show_args = dict(cmap='gray')
 
 # %% ../nbs/51_training.ipynb #09fe6c9a
+def _as_of_tensors(device):
+    "A device as tensors there name it: with a number, except for the CPU."
+    device = torch.device(device or 'cpu')
+    if device.type == 'cpu': return torch.device('cpu')
+    return device if device.index is not None else torch.empty(0, device=device).device
+
 class ArrayDL(TfmdDL):
     "Batches from memory, as a fastai `DataLoader`."
     def __init__(self,
@@ -188,8 +194,8 @@ class ArrayDL(TfmdDL):
     @property
     def batches(self):
         "What serves the batches: made at the first use, and anew for another device."
-        made, device = self.__dict__.get('_batches'), torch.device(self.device or 'cpu')
-        if made is None or made.x.device.type != device.type:
+        made, device = self.__dict__.get('_batches'), _as_of_tensors(self.device)
+        if made is None or made.x.device != device:
             made = self._batches = Batches(self.dataset.data, self.dataset.split, self.bs, self.shuffle,
                                            self.dataset.augment, self.seed, device, self.drop_last)
         return made

@@ -1,5 +1,5 @@
 "Learners keep masks under every optimizer and callback of fastai, and runs survive being killed."
-import contextlib, os, random, signal, socket, traceback, warnings
+import contextlib, copy, os, random, signal, socket, traceback, types, warnings
 from dataclasses import replace
 from functools import partial
 
@@ -436,15 +436,23 @@ plain_loaders = {
     'a tensor dataset': lambda: item_loaders(torch.utils.data.TensorDataset(some_x, some_y)),
     'lists of batches': lambda: DataLoaders(batches_of_16, batches_of_16)}
 
+def is_shuffled(dl): return isinstance(getattr(dl, 'sampler', None), torch.utils.data.RandomSampler)
+class SeedBeforeMasks(Callback):
+    "The order of the batches that masks are chosen by is known."
+    order = KeepMasks.order - 1
+    def before_fit(self): torch.manual_seed(5)
+
 @pytest.mark.parametrize('make', plain_loaders.values(), ids=plain_loaders.keys())
 @pytest.mark.parametrize('method', ['phew', 'snip', 'iter_snip', 'grasp', 'wanda', 'px', 'ntk_sap', 'phew_act'])
 def test_sparse_on_plain_loaders(make, method):
-    learn = Learner(make(), small_net(), nn.functional.cross_entropy, cbs=Sparse(method, .2))
+    learn = Learner(make(), small_net(), nn.functional.cross_entropy, cbs=[SeedBeforeMasks(), Sparse(method, .2)])
     with quiet(learn): learn.fit(1, 1e-2)
-    more = dict(dl=batches_of_16) if method not in ('phew', 'ntk_sap') else {}
+    torch.manual_seed(5)
+    batches = list(torch_loaders(some_x, some_y, shuffle=True).train) if is_shuffled(learn.dls.train) else batches_of_16
+    assert is_shuffled(learn.dls.train) != torch.equal(batches[0][0], some_x[:16])
+    more = dict(dl=batches) if method not in ('phew', 'ntk_sap') else {}
     assert_zero(learn.model, learn.sparse.masks)
-    shuffled = isinstance(getattr(learn.dls.train, 'sampler', None), torch.utils.data.RandomSampler)
-    assert shuffled or learn.sparse.masks == prune(small_net(), method, .2, (12,), **more)
+    assert learn.sparse.masks == prune(small_net(), method, .2, (12,), **more)
 
 @pytest.mark.parametrize('make', plain_loaders.values(), ids=plain_loaders.keys())
 @pytest.mark.parametrize('amp', [None, 'bf16', 'fp16'])
@@ -470,7 +478,22 @@ def test_a_plain_run_goes_on_where_it_was_broken_off(tmp_path):
 @pytest.mark.parametrize('device', ['cpu', torch.device('cpu')], ids=repr)
 def test_amp_where_the_loaders_name_a_device(device):
     dls = DataLoaders(*(DataLoader(Knows(zip(some_x, some_y)), bs=16, num_workers=0) for _ in range(2)), device=device)
-    with quiet(learn := sparse_learner(dls, small_net(), amp='bf16')): learn.fit_recipe(1)
+    learn, seen = sparse_learner(dls, model := small_net(), amp='bf16'), set()
+    before, layer = copy.deepcopy(model.state_dict()), [m for m in model.modules() if isinstance(m, nn.Linear)][0]
+    layer.register_forward_hook(lambda m, x, out: seen.add(out.dtype))
+    with quiet(learn): learn.fit_recipe(1)
+    assert seen == {torch.bfloat16} and all(p.dtype == torch.float32 and p.isfinite().all() for p in model.parameters())
+    assert all((p != before[name]).any() for name, p in model.named_parameters())
+
+def test_a_loader_moved_to_another_card_serves_there(monkeypatch):
+    "(The batches are stand-ins: no card is needed.)"
+    made = lambda *args: types.SimpleNamespace(x=types.SimpleNamespace(device=args[6]))
+    monkeypatch.setattr('phew_nb.training.Batches', made)
+    dl = data_loaders(data, 20, device='cpu').train
+    for name in 'cuda:0', 'cuda:1', 'cpu', 'cuda:1':
+        dl.device = torch.device(name)
+        first = dl.batches
+        assert first.x.device == torch.device(name) and dl.batches is first
 
 class Heads(nn.Module):
     "Two outputs for one input, or for two, or for one in a dict."
