@@ -18,9 +18,9 @@ from pathlib import Path
 from . import __version__
 from .config import Config, fields_of, run_name, varying
 from .files import check_file, check_files, check_folder, check_kind, write_bytes
-from .lines import (Page, Refused, Terminated, at_the_door, command, file_name, for_stream, note, notes, number,
-                           obey, option, own_process, read_line, say, seeds, several, signals, told, whole, why, word,
-                           wrapped)
+from .lines import (Page, Refused, Terminated, at_the_door, command, counted, file_name, for_stream, note,
+                           notes, number, obey, option, own_process, read_line, say, seeds, several, signals, told,
+                           whole, why, word, wrapped)
 from .options import (any_network, check_device, check_memory, compare_configs, compare_options, default_words,
                              fraction, known, listing, name_list, network_fields, network_options, of_config, said_of,
                              talk_options, usual_methods, usual_outputs, where_options)
@@ -76,8 +76,6 @@ def _rehearse(config):
     check_output(config, model, data)
     return repr(data)
 
-def _runs(n): return f"{n:,} run{'s'*(n != 1)}"
-
 def _prepared(args):
     "The configs of a comparison, after all that can be checked has been."
     out = Path(args.out)
@@ -87,7 +85,7 @@ def _prepared(args):
         check_folder(out)
         for name in _figures: check_file(out/name)
         said = _rehearse(configs[0])
-    if not args.quiet: print(f'{args.model} on {said}; {_runs(len(configs))} into {out}', file=sys.stderr)
+    if not args.quiet: print(f'{args.model} on {said}; {counted(len(configs), "run")} into {out}', file=sys.stderr)
     return configs, out
 
 # %% ../nbs/69_cli.ipynb #a6951daf
@@ -110,7 +108,7 @@ def _plan_rows(plan):
 def _warned(records):
     "What the runs warned of, in short and each once."
     said = Counter((r['method'], r['density'], text.split(';')[0]) for r in records for text in r['warnings'])
-    for (method, density, text),n in said.items(): note(f'{method}, density {density:g}, {_runs(n)}: {text}')
+    for (method, density, text),n in said.items(): note(f'{method}, density {density:g}, {counted(n, "run")}: {text}')
 
 def _as_json(table): return json.loads(table.to_json(orient='records', double_precision=15))
 
@@ -158,7 +156,8 @@ def _compared(configs, out, args, **how):
     shown = show_results(records, out, args) if records else True
     if failure: told('stopped', why(failure))
     failed = 0 if how.get('shard') else len(configs) - len(records)
-    if failed and not failure: print(f"{failed} of {_runs(len(configs))} failed: see {out/'failed'}", file=sys.stderr)
+    said = f"{failed} of {counted(len(configs), 'run')} failed: see {out/'failed'}"
+    if failed and not failure: print(said, file=sys.stderr)
     return int(failed > 0 or not shown or failure is not None)
 
 # %% ../nbs/69_cli.ipynb #0cd9d196

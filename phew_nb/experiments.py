@@ -29,7 +29,6 @@ from .graph import PathGraph, trace
 from .masks import Masks
 from .flow import graph_and_masks
 from .linearised import evaluating
-from .report import Report
 from .metrics import path_trace, widths
 from .pruners import prune, pruners
 from .rewire import reinit, shuffle, survivors, widen

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Refused', 'note', 'why', 'at_the_door', 'notes', 'Terminated', 'raising', 'signals', 'for_stream', 'say',
-           'own_process', 'told', 'command', 'number', 'whole', 'word', 'file_name', 'several', 'seeds', 'option',
-           'Page', 'stray', 'wrapped', 'read_line', 'obey']
+           'own_process', 'counted', 'told', 'command', 'number', 'whole', 'word', 'file_name', 'several', 'seeds',
+           'option', 'Page', 'stray', 'wrapped', 'read_line', 'obey']
 
 # %% ../nbs/06_lines.ipynb #f5ba0233
 import io, os, re, signal, sys, warnings
@@ -121,6 +121,12 @@ def own_process():
     os.environ['MPLBACKEND'] = 'Agg'
 
 # %% ../nbs/06_lines.ipynb #ad61bcbc
+def counted(n:int, # how many
+            what:str, # in the singular
+           ) -> str:
+    "A number of things in words, as in '1 run' and '1,200 runs'."
+    return f"{n:,} {what}{'s'*(n != 1)}"
+
 def told(prog, # name of a command
          words, # what it has to say
         ):

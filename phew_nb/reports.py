@@ -7,13 +7,14 @@ __all__ = ['figures', 'missing_runs', 'facts', 'page', 'table_html', 'list_html'
            'failed_html', 'report_html', 'write_report']
 
 # %% ../nbs/67_reports.ipynb #d377945f
-import json, pandas as pd, warnings
+import pandas as pd, warnings
 from base64 import b64encode
 from html import escape
 from itertools import product
 from pathlib import Path
 from . import __version__
 from .files import write_bytes
+from .lines import counted
 from .looks import column
 from .paired import leads_table
 from .plots import (as_table, conditions, figure_bytes, plot_accuracy, plot_curves, plot_trace, plot_widths,
@@ -134,8 +135,6 @@ def _figures(group):
 _columns = ['run', 'method', 'density', 'seed', 'accuracy', 'mse', 'loss', 'kept', 'width', 'log10_trace', 'seconds',
             'device']
 
-def _runs(n): return f"{n:,} run{'s'*(n != 1)}"
-
 def _said(group):
     "What the runs of a task warned of, each once, as a list."
     said = {f'{r["method"]}, density {r["density"]:g}: {text}' for r in group.to_dict('records')
@@ -158,7 +157,8 @@ def task_html(title:str, # of the task
     holes, columns = missing_runs(group), [c for c in _columns if c in group and bool(group[c].notna().any())]
     return '\n'.join([f'<h2>{escape(title) or "Results"}</h2>', list_html(facts(group)),
                       table_html(results_table(group)), _beside(group), _figures(group),
-                      folded(f'of the grid, without a record: {_runs(len(holes))}', table_html(holes)), _said(group),
+                      folded(f'of the grid, without a record: {counted(len(holes), "run")}', table_html(holes)),
+                      _said(group),
                       folded(f'every run ({len(group):,})', table_html(group[columns].round(4)))])
 
 # %% ../nbs/67_reports.ipynb #0d7dcd13
@@ -173,7 +173,7 @@ def failed_html(failed:list # dicts with what is known of each
                ) -> str: # empty where none failed
     "The part of the page for runs that failed."
     if not failed: return ''
-    words = f'<h2>Failed runs</h2>\n<p>{_runs(len(failed))} failed, with no result yet.</p>'
+    words = f'<h2>Failed runs</h2>\n<p>{counted(len(failed), "run")} failed, with no result yet.</p>'
     return '\n'.join([words, *map(_failure, failed)])
 
 # %% ../nbs/67_reports.ipynb #65700497
@@ -186,8 +186,8 @@ def report_html(records, # dicts, or a table
     groups = tasks(as_table(records)) if len(records) else {}
     n = sum(map(len, groups.values()))
     open_ = sum(len(missing_runs(group)) for group in groups.values())
-    head = [f'<h1>{escape(title)}</h1>', f'<p>{_runs(n)} finished' + (f', {len(failed):,} failed' if failed else '')
-            + (f', {open_:,} of the grid without a record' if open_ else '') + f'. Made by phew_nb {__version__}.</p>']
+    head = [f'<h1>{escape(title)}</h1>', f'<p>{counted(n, "run")} finished'
+            + (f', {len(failed):,} failed' if failed else '') + (f', {open_:,} of the grid without a record' if open_ else '') + f'. Made by phew_nb {__version__}.</p>']
     told = [f'<p><strong>{escape(note)}</strong></p>' for note in notes]
     return page(title, '\n'.join([*head, *told, *(task_html(*item) for item in groups.items()), failed_html(failed)]))
 

@@ -22,7 +22,7 @@ from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from .files import check_folder
 from .state import caller_level
-from .config import (Config, check_name, fields_of, grid, known, labels, read_grid, run_name, settings, short,
+from .config import (Config, check_name, fields_of, known, labels, read_grid, run_name, settings, short,
                             varying)
 from .lines import raising
 from .store import (checkpoint_path, claim, is_remote, read_failure, read_records, set_aside, write_failure,
