@@ -186,8 +186,9 @@ def report_html(records, # dicts, or a table
     groups = tasks(as_table(records)) if len(records) else {}
     n = sum(map(len, groups.values()))
     open_ = sum(len(missing_runs(group)) for group in groups.values())
-    head = [f'<h1>{escape(title)}</h1>', f'<p>{counted(n, "run")} finished'
-            + (f', {len(failed):,} failed' if failed else '') + (f', {open_:,} of the grid without a record' if open_ else '') + f'. Made by phew_nb {__version__}.</p>']
+    parts = [f'{counted(n, "run")} finished', f'{len(failed):,} failed'*bool(failed),
+             f'{open_:,} of the grid without a record'*bool(open_)]
+    head = [f'<h1>{escape(title)}</h1>', f"<p>{', '.join(filter(None, parts))}. Made by phew_nb {__version__}.</p>"]
     told = [f'<p><strong>{escape(note)}</strong></p>' for note in notes]
     return page(title, '\n'.join([*head, *told, *(task_html(*item) for item in groups.items()), failed_html(failed)]))
 
