@@ -20,7 +20,7 @@ from .graph import PathGraph
 from .linearised import Replay, linearised
 from .masks import Masks, n_kept, unwrapped
 from .models import draw_weights
-from .operations import Fixed, is_pointwise, plain_name, signals_in, tensors_in
+from .operations import Fixed, is_pointwise, plain_name, tensors_in
 from .scores import (apportion, batch_parts, check_real, check_some, count_left, data_batches, gradients,
                             graph_of_data, highest, iter_snip, pruning_task, saying, scoring,
                             snip_scores, steps_down, top_k, warned)
@@ -423,7 +423,7 @@ class _Gated(Replay):
         self.gates = dict(gates)
 
     def __call__(self, step, args, kwargs):
-        signals, gate = signals_in(args, kwargs), self.gates.get(id(step))
+        signals, gate = tensors_in((args, kwargs)), self.gates.get(id(step))
         return gate(signals[0]) if gate is not None and len(signals) == 1 else super().__call__(step, args, kwargs)
 
 # %% ../nbs/42_baselines.ipynb #5f0309d0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fastcore.basics import patch
 from torch.utils._pytree import tree_map
 from .state import as_found, random_kept, to_eval
-from .rules import Fixed, Replay, each_fixed, is_signal, moving, operation, plain_name, signals_in
+from .rules import Fixed, Replay, each_fixed, is_signal, moving, operation, plain_name, tensors_in
 from .operations import read_rows, reads_rows
 from .tape import filled
 from .graph import PathGraph, TraceError, as_example, as_graph, named_tensors, record
@@ -31,7 +31,7 @@ def _rule(func): return operation(func)
 def __call__(self: Replay, step, args, kwargs):
     "What an operation makes of signals and constants."
     self.shape, self.type, func = step.shape, step.type, step.func
-    if not signals_in(args, kwargs):
+    if not tensors_in((args, kwargs)):
         if reads_rows(func, args): return read_rows(self, func, args, kwargs)
         return self.constant(step, args, kwargs)
     if not step.floats: return self.as_values(func(*self.plain(args), **self.plain(kwargs)))

@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['scaled', 'attend', 'reads_rows', 'read_rows', 'families', 'operations', 'Operation', 'teach', 'plain_name',
            'is_pointwise', 'operation', 'named', 'tensors_in', 'is_strided', 'as_dense', 'moving', 'Fixed', 'is_signal',
-           'signals_in', 'rerun', 'move', 'by_data', 'moved_signals', 'in_memory', 'put_in', 'read_memory',
-           'write_memory', 'sum_of', 'product_of', 'times', 'noted', 'product', 'constant_product', 'product_signals',
-           'try_units', 'try_signals']
+           'rerun', 'move', 'by_data', 'moved_signals', 'in_memory', 'put_in', 'read_memory', 'write_memory', 'sum_of',
+           'product_of', 'times', 'noted', 'product', 'constant_product', 'product_signals', 'try_units', 'try_signals']
 
 # %% ../nbs/14_operations.ipynb #b01a725d
 import warnings
@@ -19,11 +18,11 @@ from .numbers import shrink
 from .rules import Fixed, Operation, add_at, as_dense, by_data, constant_product, dims_of, families
 from .rules import in_memory, is_pointwise, is_signal, is_strided, move, moved_signals, moving, named, noted
 from .rules import operation, operations, plain_name, product, product_of, product_signals, put_in, read_memory
-from .rules import rerun, run_itself, signals_in, sum_of, teach, tensors_in, times, try_signals, try_units
+from .rules import rerun, run_itself, sum_of, teach, tensors_in, times, try_signals, try_units
 from .rules import write_memory
 
 _all_ = ['families', 'operations', 'Operation', 'teach', 'plain_name', 'is_pointwise', 'operation', 'named',
-         'tensors_in', 'is_strided', 'as_dense', 'moving', 'Fixed', 'is_signal', 'signals_in', 'rerun', 'move',
+         'tensors_in', 'is_strided', 'as_dense', 'moving', 'Fixed', 'is_signal', 'rerun', 'move',
          'by_data', 'moved_signals', 'in_memory', 'put_in', 'read_memory', 'write_memory', 'sum_of', 'product_of',
          'times', 'noted', 'product', 'constant_product', 'product_signals', 'try_units', 'try_signals'] # of rules
 
@@ -113,7 +112,7 @@ def _add(r, func, args, kwargs):
 
 def _choose(r, func, args, kwargs):
     "The operation itself on two signals; of a signal and a constant, the signal."
-    found = signals_in(args, kwargs)
+    found = tensors_in((args, kwargs))
     return func(*r.plain(args), **r.plain(kwargs)) if len(found) > 1 else r.shaped(found[0])
 
 def _mul(r, func, args, kwargs): return noted(r, r.shaped(product_of(r, *args[:2])), *args[:2])
@@ -435,7 +434,7 @@ def _dot_signals(r, func, args, kwargs):
 
 def _plus_signals(product):
     def fused(r, func, args, kwargs):
-        out = product(r, func, args[1:], kwargs) if signals_in(args[1:]) else None
+        out = product(r, func, args[1:], kwargs) if tensors_in(args[1:]) else None
         out = None if out is None else times(r, out, kwargs.get('alpha', 1))
         more = times(r, args[0], kwargs.get('beta', 1)) if is_signal(args[0]) else None
         return r.shaped(more if out is None else out if more is None else out + more)

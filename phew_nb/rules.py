@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['families', 'operations', 'Operation', 'teach', 'plain_name', 'is_pointwise', 'operation', 'named', 'tensors_in',
-           'is_strided', 'as_dense', 'moving', 'Fixed', 'is_signal', 'signals_in', 'UnitNumbers', 'Replay',
-           'each_fixed', 'try_units', 'try_signals', 'rerun', 'move', 'by_data', 'moved_signals', 'in_memory', 'put_in',
-           'read_memory', 'write_memory', 'sum_of', 'product_of', 'times', 'noted', 'run_itself', 'dims_of', 'add_at',
-           'product', 'constant_product', 'product_signals']
+           'is_strided', 'as_dense', 'moving', 'Fixed', 'is_signal', 'UnitNumbers', 'Replay', 'each_fixed', 'try_units',
+           'try_signals', 'rerun', 'move', 'by_data', 'moved_signals', 'in_memory', 'put_in', 'read_memory',
+           'write_memory', 'sum_of', 'product_of', 'times', 'noted', 'run_itself', 'dims_of', 'add_at', 'product',
+           'constant_product', 'product_signals']
 
 # %% ../nbs/13_rules.ipynb #40431dff
 import re
@@ -99,15 +99,6 @@ class Fixed:
         return Fixed(f(self.plain), None if self.by is None else f(self.by), self.root, self.given)
 
 def is_signal(x) -> bool: return isinstance(x, Tensor)
-
-def signals_in(*trees) -> list:
-    "The signals in nested lists, tuples and dicts."
-    found = []
-    for x in trees:
-        if isinstance(x, Tensor): found.append(x)
-        elif isinstance(x, dict): found += signals_in(*x.values())
-        elif isinstance(x, (list, tuple)): found += signals_in(*x)
-    return found
 
 # %% ../nbs/13_rules.ipynb #f1b0cc94
 class UnitNumbers:
@@ -203,7 +194,7 @@ def try_signals(func, # an operation
 # %% ../nbs/13_rules.ipynb #8a4cf9e0
 def _keep(t, func, args, kwargs, outs): t.moved.put(outs[0], t.known(args[0]).expand(outs[0].shape))
 def _keep_signal(r, func, args, kwargs):
-    x = r.shaped(signals_in(args, kwargs)[0])
+    x = r.shaped(tensors_in((args, kwargs))[0])
     return x if plain_name(func) in _copies or not hasattr(x, 'scaled') else x.view_as(x) # (see `noted`)
 
 _copies = '_to_copy', 'clone', 'contiguous', 'native_dropout', 'dropout'
@@ -316,9 +307,9 @@ def noted(r, out, a, b, sign=1):
     out.scaled = before, first*(c if sign == 1 else 1/c)
     return out
 
-def _any_of(r, func, args, kwargs): return r.shaped(sum(signals_in(args, kwargs)))
+def _any_of(r, func, args, kwargs): return r.shaped(sum(tensors_in((args, kwargs))))
 def _gate(r, func, args, kwargs):
-    found = signals_in(args, kwargs)
+    found = tensors_in((args, kwargs))
     return r.shaped(sum({id(x): x for x in found}.values()))
 
 families['alternatives'] = Operation('alternatives', _pointwise('add'), _any_of)

@@ -64,7 +64,7 @@ def _lost_of_all(s, n):
     return true_places(s.alive ^ _best(s.score.masked_fill(~s.alive, -1), n)) # one of the best had been lost before
 
 # %% ../nbs/41_synflow.ipynb #8c69305c
-def _flow_steps(graph, s, steps, gradients, watch):
+def _flow_steps(s, steps, gradients, watch):
     "Prune step by step, to the numbers in `steps`; `gradients()` gives the derivatives by `s.views`."
     for i, n in enumerate(steps):
         for name, grad in gradients().items(): torch.mul(grad, s.factors[name].detach(), out=s.scores[name])
@@ -165,7 +165,7 @@ def _prune(model, density, input_size, kept, iterations, spatial, skips, dtype, 
     steps = steps_down(count_left(graph, masks), k, iterations)
     gradients = _ByPixels(model, graph, s, power, masks, input_size, means) if spatial else \
         _by_paths(graph, s, power, skips)
-    return warned(_flow_steps(graph, s, steps, gradients, watch), graph)
+    return warned(_flow_steps(s, steps, gradients, watch), graph)
 
 # %% ../nbs/41_synflow.ipynb #cd5f9b9e
 def synflow(model,                # a network; with `spatial=False` its `PathGraph` will do
