@@ -57,7 +57,7 @@ def _words(tensor):
 
 def mask_words(mask:Tensor, # boolean, of the whole tensor's shape
                like:Tensor, # perhaps spread over several processes
-              ) -> Tensor:  # of integers as large as the numbers of `like`, and laid out as they are; 1 is kept, 0 masked
+              ) -> Tensor:  # integers as large as the numbers of `like`, and laid out as they are; 1 is kept, 0 masked
     "A mask as `zero_together` takes it."
     mask, words = local_mask(mask, like), _words(torch.empty_like(local_part(like), requires_grad=False))
     return words.copy_(mask if words.ndim == mask.ndim else mask[..., None])
@@ -67,7 +67,8 @@ class _Zeroes:
     def __init__(self, mask): self.mask, self.layout, self.bits = mask, None, None
 
     def __call__(self, tensor):
-        if self.layout != _layout(tensor): self.layout, self.bits = _layout(tensor), mask_words(self.mask, tensor).neg_()
+        if self.layout != (layout := _layout(tensor)):
+            self.layout, self.bits = layout, mask_words(self.mask, tensor).neg_()
         _words(local_part(tensor)).bitwise_and_(self.bits)
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ def _load_file(path, changed):
     "The module in a file; `changed`, its time of change, makes a changed file be read again."
     spec = spec_from_file_location(f'{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}', path)
     module = sys.modules[spec.name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    exec(compile(path.read_bytes(), str(path), 'exec'), module.__dict__) # (bytecode is stored by the second)
     return module
 
 def made_by(name:str, # how the user calls it: 'my_file.py:make'
