@@ -380,6 +380,7 @@ def _has_splits(path, names):
     train, test = _of_splits(names)
     return bool(train and test) or any(f.is_dir() for n in train + test for f in (path/n).iterdir())
 
+# %% ../nbs/04_data.ipynb #21cf7f2a
 def _labelled(folder):
     "The (path, class) of all images below the folders of the classes, sorted; other files are told."
     try: files = [(Path(folder)/f, Path(f)) for f,*_ in list_files(folder)]

@@ -143,6 +143,7 @@ def config_graph(config:Config, # what a run is made of
         'make them floats, or name a network that begins with an embedding')
     return trace(model, example=data.train.x[:1].to(next(model.parameters()).device))
 
+# %% ../nbs/61_experiments.ipynb #d6f24d21
 @torch.no_grad()
 def check_output(config:Config, # what a run is made of
                  model:nn.Module, # its network, left as it was
@@ -162,6 +163,7 @@ def check_output(config:Config, # what a run is made of
         f'{config.model} gives {got} for a batch of {len(x)}, and a run needs a tensor {wanted}, a number a class: '
         'wrap the network in one that gives it, or train the masks of phew_prune in a loop of your own')
 
+# %% ../nbs/61_experiments.ipynb #10e8f7fc
 def loss_of(data:Data # a data set
            ) -> Callable: # from (outputs, targets) to a scalar
     "The loss of the task."

@@ -51,6 +51,7 @@ def sparse_state(model:nn.Module, # a masked network
         state |= {name: value} if mask is None else _packed(name, value, mask) if packed else {name: _coo(value, mask)}
     return state
 
+# %% ../nbs/46_export.ipynb #9a341c6a
 def _unpacked(name, state):
     "A dense tensor of the kept values; ValueError where they are not as many as the bits."
     values, bits, shape = state[name], state[f'{name}.kept'], state[f'{name}.shape'].tolist()

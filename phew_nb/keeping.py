@@ -437,6 +437,7 @@ def _check_elsewhere(model, masks):
             f"'{name}' is a weight of another model, too, which holds it to another mask: let that one go first, by "
             "Masks.forget")
 
+# %% ../nbs/21_keeping.ipynb #9393931d
 @patch
 @torch.no_grad()
 def apply(self: Masks,

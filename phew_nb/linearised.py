@@ -207,6 +207,7 @@ def played(self: linearised, args, kwargs):
     device = next(iter(self.weights.values())).device.type if self.weights else 'cpu'
     with torch.autocast(device, enabled=False), random_kept(): return tape.play(source, replay)
 
+# %% ../nbs/26_linearised.ipynb #026df407
 @patch
 def constants(self: linearised,
               weights, # parameter name -> magnitudes
@@ -224,6 +225,7 @@ def _weights(p, by, name, zeroed):
     zeroed = zeroed.to(p.device)
     return Fixed(p.masked_fill(zeroed, 0), None if by is None else by.masked_fill(zeroed, 0), name)
 
+# %% ../nbs/26_linearised.ipynb #04560159
 @patch
 def __call__(self: linearised,
              *args,   # what the model takes, batch first; their magnitudes to the power enter

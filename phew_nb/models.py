@@ -310,6 +310,22 @@ def model_default(name:str, # as `maker` takes it
     p = inspect.signature(maker(name)).parameters.get(setting)
     return other if p is None else p.default
 
+# %% ../nbs/01_models.ipynb #40c7210d
+@torch.no_grad()
+def _materialise(model, input_size):
+    "Give lazy layers their sizes: by an example of zeros."
+    if not any(map(nn.parameter.is_lazy, model.parameters())): return
+    training = model.training
+    model.eval()(torch.zeros(1, *input_size))
+    model.train(training)
+
+def _check_image(name, input_size):
+    "Raise ValueError where the network takes images, and larger ones."
+    least = smallest.get(name)
+    if least and (len(input_size) != 3 or min(input_size[1:]) < least): raise ValueError(
+        f'{name} takes images (channels, height, width) of {least}x{least} or more; got {tuple(input_size)}')
+
+# %% ../nbs/01_models.ipynb #97acea6e
 def make_model(name:str, # in `models`, or 'my_file.py:Net' or 'package.module:make'
                input_size:tuple, # size of an example, without the batch: (1, 28, 28)
                n_out:int, # number of outputs, the classes
@@ -334,20 +350,6 @@ def make_model(name:str, # in `models`, or 'my_file.py:Net' or 'package.module:m
         if not isinstance(model, nn.Module): raise TypeError(f'{name} made a {type(model).__name__}, not a network')
         _materialise(model, input_size)
     return model if 'init' in takes or init == 'auto' else init_weights(model, init, seed)
-
-@torch.no_grad()
-def _materialise(model, input_size):
-    "Give lazy layers their sizes: by an example of zeros."
-    if not any(map(nn.parameter.is_lazy, model.parameters())): return
-    training = model.training
-    model.eval()(torch.zeros(1, *input_size))
-    model.train(training)
-
-def _check_image(name, input_size):
-    "Raise ValueError where the network takes images, and larger ones."
-    least = smallest.get(name)
-    if least and (len(input_size) != 3 or min(input_size[1:]) < least): raise ValueError(
-        f'{name} takes images (channels, height, width) of {least}x{least} or more; got {tuple(input_size)}')
 
 # %% ../nbs/01_models.ipynb #ecf9026a
 def layer_weights(model:nn.Module # any model

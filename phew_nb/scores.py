@@ -207,6 +207,7 @@ def open_weights(graph:PathGraph, # see `trace`
         masks[name] = sum(layer.spread(passes(layer)) for layer in counted if layer.name == name) > 0
     return masks
 
+# %% ../nbs/40_scores.ipynb #00ff2de6
 def check_real(graph:PathGraph # of a network
               ): # raises ValueError where weights are complex
     "Refuse weights that a method is not for."
