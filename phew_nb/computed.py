@@ -42,8 +42,8 @@ def is_mask(p:nn.Parameter) -> bool:
 
 # %% ../nbs/16_computed.ipynb #607695fd
 class WeightNumbers(UnitNumbers):
-    "Weight numbers beside tensors that are made of the parameters of `model`."
-    def __init__(self, model):
+    "Weight numbers beside tensors that are made of the parameters of `model`, some of which are to be kept `dense`."
+    def __init__(self, model, dense=lambda name: False):
         super().__init__()
         self.model, self.made, self.params, self.copies = model, Numbers(torch.int64), {}, {}
         self.shut = Numbers(torch.bool, False) # of parameters and what is made of them: does a constant make it zero?
@@ -51,6 +51,7 @@ class WeightNumbers(UnitNumbers):
         named = list(model.named_parameters())
         self.masks = {name for name, p in named if is_mask(p)} # constants, where they meet weights
         self.names = [name for name, _ in named]
+        self.dense, self.constants = torch.tensor([dense(name) for name in self.names]), set()
         self.first = list(accumulate((p.numel() for _, p in named), initial=0))[:-1]
         for name, p in named:
             self.params.setdefault(p.untyped_storage()._cdata, []).append((name, p))
@@ -155,10 +156,20 @@ def follow_weights(self:WeightNumbers, func, name, args, kwargs, outs, given):
     number = self.one_behind(name, made, outs[0], told) if each else None
     if number is None and not of_weights: return # of masks alone: a constant
     if number is not None and not told: number = self.unfilled(func, name, args, kwargs, made, outs[0], number)
-    for o in outs: self.made.put(o, number if number is not None and o.shape == outs[0].shape else -2)
+    for o in outs: self.made.put(o, number if number is not None and o.shape == outs[0].shape else self.several(made))
     if number is not None: self.note_shut(func, args, kwargs, outs[0])
 
 # %% ../nbs/16_computed.ipynb #2b440f0b
+@patch
+def several(self:WeightNumbers, made):
+    "What stands for entries behind which there are several weights: -2, or -3 (a constant) where all are kept dense."
+    if not self.dense.any(): return -2
+    number = torch.cat([self.known_weight(t).unique().cpu() for t in made])
+    owners = self.owners(number[number >= 0]).unique()
+    if (number == -2).any() or not self.dense[owners].all(): return -2
+    self.constants |= {self.names[i] for i in owners}
+    return -3
+
 _puts = 'index_put', '_index_put_impl', '_unsafe_index_put', 'scatter'
 
 @patch
@@ -296,7 +307,7 @@ def computed(self:WeightNumbers, block):
     raise TraceError(f"the weight used in {self.where()} is computed from parameters in a way that "
                      "cannot be followed to one; use a parameter itself, or an elementwise function of one (a "
                      "mask that is a parameter: requires_grad=False; in attention over queries that are "
-                     "parameters: need_weights=False)")
+                     "parameters: need_weights=False), or leave all that it is computed from dense by keep_dense=")
 
 @patch
 def fixed_in(self:WeightNumbers, block):

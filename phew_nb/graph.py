@@ -156,15 +156,15 @@ def _run(tracer, example, channel_dim, outputs='all', given=True, across=()):
     return found
 
 # %% ../nbs/18_graph.ipynb #5ced4a3d
-def _numbered(model, example, channel_dim, outputs, given):
+def _numbered(model, example, channel_dim, outputs, given, dense):
     "The tracer and what the model returns; once more where a first layer runs across what was taken for units."
-    first, found = Tracer(model), None
+    first, found = Tracer(model, dense=dense), None
     try:
         with _plain(model): found = _run(first, example, channel_dim, outputs, given)
     except TraceError:
         if not first.across: raise
     if channel_dim is not None or not first.across: return first, found
-    second = Tracer(model)
+    second = Tracer(model, dense=dense)
     try:
         with _plain(model): return second, _run(second, example, None, outputs, given, first.across)
     except TraceError:
@@ -308,11 +308,12 @@ def trace(model: nn.Module,   # any network; it is run once and left as it was
     _check_model(model := unwrapped(model))
     if example is None: _check_size(input_size)
     given, example = example is not None, as_example(_example(model, input_size) if example is None else example)
-    tracer, found = _numbered(model, example, channel_dim, outputs, given)
+    dense = _matcher(model, keep_dense, only)
+    tracer, found = _numbered(model, example, channel_dim, outputs, given, dense)
     ends, dropped = _chosen(tracer, found, outputs)
     inputs = torch.cat([*tracer.inputs, *tracer.tables.values()])
     out = torch.cat([_units_of(tracer, found[name]) for name in ends] or [torch.tensor([], dtype=torch.long)]).unique()
-    graph = _graph(model, tracer, inputs, out, keep_dense, only, example)
+    graph = _graph(model, tracer, inputs, out, dense, example)
     graph.tape, graph.ends, graph.no_ends = tracer.recorder.tape, ends, dropped
     if outputs is None: _say_dropped(dropped)
     _say_frozen(graph, model)
@@ -341,7 +342,7 @@ def _no_weights(given, n_inputs):
     return 'what does not run in PyTorch (NumPy, say), or computes with complex numbers, is not followed'
 
 # %% ../nbs/18_graph.ipynb #0bbf601d
-def _graph(model, tracer, inputs, outputs, keep_dense, only, example):
+def _graph(model, tracer, inputs, outputs, dense, example):
     "The part of what was traced that lies between inputs and outputs, and the reasons for the rest."
     nodes, n = tracer.units.nodes, tracer.units.n
     if not len(outputs) or not any(isinstance(node, Layer) for node in nodes):
@@ -351,7 +352,8 @@ def _graph(model, tracer, inputs, outputs, keep_dense, only, example):
     left = {name: 'reads nothing that depends on the input' for name in tracer.constant_fed}
     left |= {name: 'multiplied with another parameter: a constant here' for name in _factors(tracer)}
     left |= {node.name: 'the output does not depend on it' for node in nodes if isinstance(node, Layer)}
-    params, dense = {}, _matcher(model, keep_dense, only)
+    left |= dict.fromkeys(tracer.constants, 'kept dense: a part of a constant here')
+    params = {}
     for node in kept:
         if not isinstance(node, Layer): continue
         node.counted = not dense(node.name)

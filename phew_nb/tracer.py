@@ -31,8 +31,8 @@ _now = ContextVar('tracer', default=None) # the one that follows
 
 class Tracer(WeightNumbers, TorchDispatchMode):
     "Follows one forward pass of `model`, keeping a unit number beside each entry of each tensor, and records it."
-    def __init__(self, model, follows=True):
-        super().__init__(model)
+    def __init__(self, model, follows=True, dense=lambda name: False):
+        super().__init__(model, dense)
         self.follows = follows # or is only a tape wanted?
         self.inputs, self.tables, self.constant_fed, self.batch, self.paused = [], {}, [], 1, False
         self.recorder, self.saved, self.starts, self.across = None, {}, [], set()

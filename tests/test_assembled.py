@@ -277,3 +277,44 @@ def test_zeros_stay_zeros_in_every_second_column_along_positions():
 def test_two_weights_in_one_entry_are_refused():
     for make in lambda s: s.w + s.v, lambda s: s.w + s.w.t(), lambda s: s.w*s.v, lambda s: torch.cat([s.w[:3] + s.v[:3], s.w[3:]]):
         with pytest.raises(TraceError, match='cannot be followed to one'): trace(network(make, dict(w=(6, 6), v=(6, 6))), (6,))
+
+# what cannot be followed to one parameter may be left dense: then it is a constant
+
+square = dict(w=(6, 6), v=(6, 6))
+mixed_up = dict( # name -> (sizes of the parameters, what is made of them)
+    sum=(square, lambda s: s.w + s.v), low_rank_more=(square | dict(a=(6, 2), b=(2, 6)), lambda s: s.w + s.a @ s.b - s.v),
+    rotation=(dict(w=(6, 6)), lambda s: torch.matrix_exp(s.w - s.w.t())), qr=(dict(w=(6, 6)), lambda s: torch.linalg.qr(s.w)[0]),
+    mean=(square, lambda s: torch.stack([s.w, s.v]).mean(0)), sorted=(dict(w=(6, 6)), lambda s: s.w.cumsum(1)))
+
+def between(make, sizes):
+    torch.manual_seed(0)
+    return Fn(lambda s, x: s.o(F.linear(s.i(x).tanh(), make(s)).tanh()), i=nn.Linear(4, 6), o=nn.Linear(6, 2),
+              **{name: parameter(*size) for name, size in sizes.items()})
+
+@pytest.mark.parametrize('name', mixed_up)
+def test_weights_of_several_parameters_are_a_constant_where_all_are_kept_dense(name):
+    sizes, make = mixed_up[name]
+    model = between(make, sizes)
+    with pytest.raises(TraceError, match='cannot be followed to one.*keep_dense='): trace(model, (4,))
+    if len(sizes) > 1:
+        with pytest.raises(TraceError, match='cannot be followed to one'): trace(model, (4,), keep_dense='w')
+    graph = trace(model, (4,), keep_dense=[*sizes])
+    assert [*graph.params] == ['i.weight', 'o.weight'] and {*sizes} <= graph.left_out.keys()
+    masks = phew(graph, .5)
+    squares = [(masks[f'{n}.weight']*getattr(model, n).weight**2).detach().requires_grad_() for n in 'io']
+    flow = (squares[1] @ make(model).detach()**2 @ squares[0]).sum()
+    by_hand = sum((g*masks[f'{n}.weight']).sum() for n, g in zip('io', torch.autograd.grad(flow, squares)))
+    assert path_trace(model, masks, graph, spatial=True).plain() == pytest.approx(by_hand.item(), rel=1e-5)
+    for method in synflow, synflow_l2: assert method(model, .5, graph).kept == 18
+    masks.keep(model, opt := torch.optim.SGD(model.parameters(), .1, momentum=.9))
+    for _ in range(3): model(torch.randn(8, 4)).square().sum().backward(); opt.step(); opt.zero_grad()
+    assert all((getattr(model, n).weight[~masks[f'{n}.weight']] == 0).all() for n in 'io')
+
+def test_pytorchs_orthogonal_weights_may_be_left_dense():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.utils.parametrizations.orthogonal(nn.Conv2d(8, 8, 3, padding=1)), nn.ReLU(), nn.Flatten(), nn.Linear(8*16, 4))
+    with pytest.raises(TraceError, match="module '2' is computed .* keep_dense="): trace(model, (3, 6, 6))
+    graph = trace(model, (3, 6, 6), keep_dense='2')
+    assert [*graph.params] == ['0.weight', '5.weight']
+    assert 'kept dense' in graph.left_out['2.parametrizations.weight.original']
+    assert phew(graph, .2).kept >= round(.2*graph.total) and trace(model, (3, 6, 6), only=['0', '5']).total == graph.total
