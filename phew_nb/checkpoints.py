@@ -214,11 +214,12 @@ class Checkpoint(Callback):
     order = 95 # after everything else
     def __init__(self,
                  path:str|Path, # the file; OSError where it could not be written
-                 every:int=1, # epochs from one to the next; the last is always written
-                 seconds:float=0., # the least time from one to the next
+                 every:int=1, # epochs from one to the next; written after the last, too
+                 seconds:float=0., # the least time from one to the next, and from the start to the first
                 ):
         check_file(path)
         self.path, self.every, self.begun, self.trained = Path(path), check_count('every', every), False, False
+        if not seconds >= 0: raise ValueError(f'seconds must be 0 or more, got {seconds!r}')
         self.seconds, self.last = seconds, time.monotonic()
 
     def before_fit(self):

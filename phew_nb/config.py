@@ -153,6 +153,7 @@ def _rewiring(rewire):
     raise ValueError(f"rewire is 'as pruned', 'shuffle', or a width factor from 0 to 1, got {rewire!r}")
 
 # %% ../nbs/60_config.ipynb #f32b3811
+_of_tensors = 'masks', 'scores', 'inputs' # name -> tensor, or tensors
 _given_by_runs = 'model', 'density', 'input_size', 'example', 'kept', 'dl', 'loss'
 _elsewhere = {name: f': name the {name} beside the options' for name in ('density', 'model')}
 
@@ -160,6 +161,7 @@ def _check_options(method, options):
     "Raise ValueError or TypeError where a run gives an argument itself, or the method has none of its name."
     for name in options:
         if name in _given_by_runs: raise ValueError(f'options: a run gives {name} itself{_elsewhere.get(name, "")}')
+        if name in _of_tensors: raise ValueError(f'options: {name} takes tensors, and a run is made of plain values')
     f = known('method', False).get(method) or known('method')[method]
     import_module('phew_nb.pruners').check_arguments(method, f, options, _given_by_runs)
 
@@ -215,6 +217,7 @@ def grid(**values # of `Config`'s fields: a list (or range) varies, any other va
         ) -> list[Config]: # every combination once; ValueError: what makes no sense
     "Configs for every combination of values."
     check_fields(values)
+    values = {k: v.tolist() if hasattr(v, 'tolist') else v for k,v in values.items()} # arrays as lists
     vary = {k: list(v) for k,v in values.items() if isinstance(v, (list, range))}
     if empty := [k for k,v in vary.items() if not v]: raise ValueError(f'{empty[0]} is an empty list: there is no run')
     fixed = {k: v for k,v in values.items() if k not in vary}

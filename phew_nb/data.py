@@ -477,7 +477,7 @@ def data_row(name:str # in `datasets`; a folder; or what makes it: 'my_file.py:m
         'data, such as two pairs (x, y) of arrays')
     if Path(name).name != name: raise ValueError(f'there is no folder {name!r}, and no data set of this name')
     try: return look_up(datasets, name, 'data set')
-    except ValueError as e: raise ValueError(f'{e} There is no folder of this name either.') from None
+    except ValueError as e: raise ValueError(f"{str(e).rstrip('.')}. There is no folder of this name either.") from None
 
 def is_drawn(name:str # as `data_row` takes it
             ) -> bool:

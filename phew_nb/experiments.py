@@ -11,7 +11,7 @@ __all__ = ['purposes', 'methods', 'need_training', 'need_data', 'stream', 'Metho
            'records_file', 'report_failure', 'sweep']
 
 # %% ../nbs/61_experiments.ipynb #82084cf1
-import copy, inspect, json, math, os, time, warnings, torch
+import copy, inspect, json, math, time, warnings, torch
 import numpy as np, torch.nn.functional as F
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Set
@@ -24,6 +24,7 @@ from torch import nn
 from . import __version__
 from .libraries import of_library, token_example
 from .models import look_up, make_model, maker, model_default, model_takes, source_of
+from .arrays import list_files
 from .data import Batches, Data, datasets, is_drawn, load_data, pruning_batches
 from .graph import PathGraph, trace
 from .masks import Masks
@@ -81,7 +82,7 @@ def _load(row, stamp, **kwargs): return row(**kwargs)
 def _stamp(name):
     "What changes when a file of your own, or a folder of images, does."
     if name in datasets or not Path(name).is_dir(): return tuple(source_of(name).items())
-    return tuple((place, os.stat(place).st_mtime_ns) for place,*_ in os.walk(name))
+    return tuple(list_files(name))
 
 def _source(name):
     "What loads a data set, by which it is remembered: a row of the table, or the place of a folder."

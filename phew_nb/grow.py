@@ -7,7 +7,7 @@ __all__ = ['growers', 'regrow', 'cosine_frac', 'dense_gradients', 'swap_masks', 
            'cubic_kept', 'regrow_random', 'grow', 'Grow']
 
 # %% ../nbs/53_grow.ipynb #8069d2d4
-import inspect, math, torch
+import glob, inspect, math, torch
 from numbers import Real
 from fastcore.basics import patch
 from torch import Tensor, nn
@@ -310,7 +310,7 @@ def update(self:Grow,
 def traced(self:Grow) -> PathGraph: # of the learner's network
     "The network's graph, by the batch at hand; layers without a mask count as kept dense."
     example = tuple(t[:1].as_subclass(Tensor) for t in self.learn.xb)
-    return trace(unwrapped(self.model), example=example, only=[*Masks.of(self.model)])
+    return trace(unwrapped(self.model), example=example, only=[*map(glob.escape, Masks.of(self.model))])
 
 @patch
 def hand_over(self:Grow):

@@ -33,6 +33,7 @@ def seed_number(seed # integer (of NumPy, too), or a `torch.Generator`, which is
     if isinstance(seed, torch.Generator): return int(torch.randint(2**62, (), generator=seed, device=seed.device))
     if isinstance(seed, bool) or not isinstance(seed, Integral): raise TypeError(
         f"seed must be an integer or a torch.Generator, not {seed!r}")
+    if not -2**63 <= seed < 2**64: raise ValueError(f"seed must be a number of 64 bits, not {seed}")
     return int(seed)
 
 # %% ../nbs/01_models.ipynb #317d8cfa
@@ -89,6 +90,7 @@ def load_object(name:str # 'my_file.py:Net' or 'package.module:make'
     try: module = _load_file(path, path.stat().st_mtime_ns) if path.suffix == '.py' else import_module(place)
     except Exception as e: raise ValueError(f'{place} cannot be loaded: {type(e).__name__}: {e}') from e
     finally: sys.path[:] = before
+    if path.suffix != '.py': _imported(place)
     if not hasattr(module, attribute): raise ValueError(
         f'{place} has no {attribute!r}{nearest(attribute, vars(module))}')
     return getattr(module, attribute)
@@ -99,9 +101,17 @@ def source_of(name:str # 'my_file.py:Net', 'package.module:make'; or a name of o
     "Which state of a file of your own a name stands for."
     if not is_reference(name): return {}
     place = name.rpartition(':')[0]
-    spec = None if place.endswith('.py') else sys.modules.get(place)
-    path = Path(place if place.endswith('.py') else getattr(spec, '__file__', None) or '')
-    return {place: hashlib.sha256(path.read_bytes()).hexdigest()[:12]} if path.is_file() else {}
+    digest = _digest(place) if place.endswith('.py') else _imported(place)
+    return {place: digest} if digest else {}
+
+def _digest(path):
+    "First digits of the SHA-256 of a file; None where there is none."
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12] if Path(path).is_file() else None
+
+@lru_cache(maxsize=None)
+def _imported(place):
+    "The same of a module, as it was imported: Python does not read it again when its file changes."
+    return _digest(getattr(sys.modules.get(place), '__file__', None) or '')
 
 # %% ../nbs/01_models.ipynb #f12249b7
 # from a layer's (fan_in, fan_out) to the standard deviation of its initial weights

@@ -16,7 +16,9 @@ def summed(differences # numbers, one for each seed
           ) -> tuple[int, float, float]: # how many, their mean (nan of none), its standard error (infinite below three)
     "The mean of differences and its standard error."
     d = np.asarray(differences, dtype=float)
-    return len(d), float(d.mean()) if len(d) else math.nan, float(d.std(ddof=1)/len(d)**.5) if len(d) > 2 else math.inf
+    with np.errstate(invalid='ignore'): # of differences that are not finite nothing can be said
+        error = float(d.std(ddof=1)/len(d)**.5) if len(d) > 2 else math.inf
+        return len(d), float(d.mean()) if len(d) else math.nan, error
 
 def paired(a:dict, # from seed to number
            b:dict, # likewise
@@ -34,26 +36,29 @@ def reach(difference:tuple, # of `summed` or `paired`
 def apart(difference:tuple, # of `summed` or `paired`
          ) -> int: # 1 or -1 where the 95% confidence interval leaves out zero, else 0
     "Which side of zero a mean difference is on, if that can be said."
-    return int(np.sign(difference[1]))*(abs(difference[1]) > reach(difference)) if difference[0] else 0
+    n, mean, _ = difference
+    return int(np.sign(mean)) if n and abs(mean) > reach(difference) else 0
 
 # %% ../nbs/66_paired.ipynb #3594944f
 def _by_seed(group, than):
-    "Scores with a row a seed and a column a method, `than` first."
+    "Scores with a row a density and seed, and a column a method, `than` first; the dense network's at every density."
     methods = list(dict.fromkeys(group.method))
     than = than or next((m for m in methods if m != 'dense'), 'dense')
     if than not in methods: raise ValueError(f'no record has the method {than!r}; there are {", ".join(methods)}')
     score = group.mse.astype(float) if is_regression(group) else 100*group.accuracy.astype(float)
-    long = group.assign(score=score)
-    wide = long.pivot_table(index=['density', 'seed'], columns='method', values='score', sort=False)
+    long, dense = group.assign(score=score), group.method == 'dense'
+    wide = long[~dense].pivot_table(index=['density', 'seed'], columns='method', values='score', sort=False)
+    if dense.any(): wide['dense'] = wide.index.get_level_values('seed').map(long[dense].groupby('seed').score.mean())
     return wide.reindex(columns=[than] + [m for m in methods if m != than])
 
 def _leads(group, than):
     "For each density and method: n, mean and standard error of `than` minus the method."
     wide = _by_seed(group, than)
     for density, scores in wide.groupby(level='density', sort=False):
-        lead = scores.rsub(scores.iloc[:, 0], axis=0)
-        for method in lead.columns[1:]:
-            if len(known := lead[method].dropna()): yield density, lead.columns[0], method, summed(known)
+        first, *others = scores.columns
+        for method in others:
+            both = scores[[first, method]].dropna() # the seeds of both
+            if len(both): yield density, first, method, summed(both[first] - both[method])
 
 # %% ../nbs/66_paired.ipynb #2be937a3
 def leads_table(records, # dicts, a DataFrame, or the folder that holds them
@@ -70,6 +75,7 @@ def leads_table(records, # dicts, a DataFrame, or the folder that holds them
         for density, first, method, difference in _leads(group, than):
             rows.append(({} if len(groups) == 1 else {'task': task})
                         | dict(method=first, minus=method, density=density) | row(difference, digits))
+    if not rows: raise ValueError('no two methods have a seed in common: there is nothing to compare')
     return pd.DataFrame(rows) if numeric else Results(pd.DataFrame(rows).astype(object))
 
 def _numbers(difference, _):

@@ -8,7 +8,7 @@ __all__ = ['pruners', 'Method', 'about', 'methods_table', 'check_arguments', 'pr
 # %% ../nbs/45_pruners.ipynb #5de57538
 import inspect, warnings
 from functools import partial
-from .graph import trace
+from .graph import size_or_graph
 from .masks import Masks, as_masks
 from .models import look_up, nearest
 from .state import caller_level
@@ -111,7 +111,7 @@ def check_arguments(method:str, # its name
     unknown = [name for name in names if name not in takes]
     if not unknown or any(p.kind is p.VAR_KEYWORD for p in takes.values()): return
     own = [name for name in takes if name not in hidden]
-    hint = nearest(unknown[0], own)
+    hint = '' if 'spars' in unknown[0] else nearest(unknown[0], own)
     then = f"{hint + ' Its' if hint else '; its'} arguments are {', '.join(own)}"
     raise TypeError(f"the method '{method}' has no argument '{unknown[0]}'{then}"
                     + '; `density` is the part that is kept, 1 - sparsity'*('spars' in unknown[0]))
@@ -133,7 +133,7 @@ def prune(model,              # a network; for methods that need not run it a `P
     "Choose the weights to keep, by a method's name."
     f = look_up(_known if pruners is None else pruners, method, 'method')
     check_arguments(method, f, kwargs)
-    if example is not None: input_size = trace(model, example=example)
+    input_size = size_or_graph(model, input_size, example)
     takes = inspect.signature(f).parameters
     given = dict(input_size=input_size, dl=dl, loss=loss, seed=seed, kept=kept)
     masks = f(model, density, **{name: value for name, value in given.items() if name in takes}, **kwargs)

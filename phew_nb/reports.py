@@ -25,6 +25,7 @@ def missing_runs(group:pd.DataFrame # a row a run, of one task
                 ) -> list[dict]: # method, density and seed of each
     "The holes in the grid that the runs of a task fill."
     if 'seed' not in group: return []
+    group = group[group.seed.notna()]
     sparse = group[group.method != 'dense']
     whole = [*product(sparse.method.unique(), sparse.density.unique(), group.seed.unique())]
     if len(sparse) < len(group): whole += [('dense', 1., seed) for seed in group.seed.unique()]
@@ -145,8 +146,7 @@ def _said(group):
 def _beside(group):
     "One method minus the others, seed by seed."
     try: leads = leads_table(group)
-    except ValueError: return '' # the records lack seeds or scores
-    if not len(leads): return ''
+    except ValueError: return '' # the records lack seeds or scores, or have nothing to compare
     rule = "<p>Apart: Student's 95% interval leaves out zero. By chance alone one line in twenty is.</p>"
     return folded(f'{leads.method[0]} minus the others, seed by seed', table_html(leads) + rule)
 

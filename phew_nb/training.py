@@ -569,7 +569,7 @@ class KeepTogether(KeepMasks):
     def after_fit(self):
         if Masks.of(self.model) is not None: Masks.of(self.model).keep(self.model)
     def after_backward(self):
-        pairs = [(p.grad, mask) for p, mask in self.masked() if p.grad is not None]
+        pairs = [(p.grad, mask) for p, mask in self.masked() if p.grad is not None and p.grad.layout == torch.strided]
         if pairs: zero_together(*map(list, zip(*pairs)))
     def after_step(self): zero_together(*map(list, zip(*self.masked())))
 

@@ -16,9 +16,10 @@ from fastcore.basics import patch
 from tqdm.auto import tqdm
 from .keeping import check_choice
 from .masks import Masks, n_kept
-from .graph import PathGraph, trace
+from .graph import PathGraph, size_or_graph
 from .nodes import Layer
 from .flow import first_few, graph_and_masks
+from .state import caller_level
 from .draws import uniforms, walk_keys
 from .models import seed_number
 from .steps import FirstVisits, HeldBy, Side, Walker, draw_paths, first_visits, index_of
@@ -46,8 +47,12 @@ class WalkOrder:
               kept: int=None,      # instead of it, a number of weights
              ) -> Masks:           # raises ValueError on more than it holds
         "Masks of the smallest number of whole walks that hold the density (or the number of weights)."
-        n = self.walks(density, kept)
-        return Masks(HeldBy(self.order, n))
+        masks = Masks(HeldBy(self.order, self.walks(density, kept)))
+        asked = n_kept(self.total, density, kept)
+        if masks.kept > 1.5*asked: warnings.warn(
+            f"{asked:,} of {self.total:,} weights are asked for, and {masks.kept:,} are kept: whole walks hold no "
+            "fewer", stacklevel=caller_level())
+        return masks
 
     def __repr__(self):
         return (f'WalkOrder of {self.n_walks:,} walks over {self.total:,} weights in {len(self.order)} parameters, '
@@ -114,15 +119,13 @@ def phew(model,                # a network, or its `PathGraph`
          example=None          # instead of `input_size`: an input, batch first; several: a tuple, or a dict by argument
         ) -> Masks:            # the weights on the paths; raises ValueError where the density is out of reach
     "Masks by PHEW: paths with higher edge weights (section 4)."
-    if example is not None: input_size = trace(model, example=example)
+    input_size = size_or_graph(model, input_size, example)
     remembers, (graph, masks) = masks is None, graph_and_masks(model, input_size, masks)
     how = dict(power=power, granularity=granularity, fork=fork, skips=skips, direction=direction)
     how |= dict(scores=scores, law=law, start=start, block=block)
     if pattern is None and _is_all(graph, masks, density, kept, remembers, how): return Masks.dense(graph.params)
     order = walk_order(graph, density, seed=seed, kept=kept, masks=masks, progress=progress, pattern=pattern, **how)
-    masks = order.masks(density, kept)
-    _warn_of_excess(masks, n_kept(graph.total, density, kept))
-    return _warn_of_padding(graph, masks)
+    return _warn_of_padding(graph, order.masks(density, kept))
 
 # %% ../nbs/34_walks.ipynb #9abc6781
 def _in_reach(walker, target, visits=None):
@@ -201,12 +204,6 @@ def check_reach(self: FirstVisits,
 def _give_up(visits, target, after):
     if visits.n_walks > after: raise ValueError(
         f"{visits.n_walks:,} walks hold {visits.kept:,} of the {target:,} weights asked for; ask for less")
-
-def _warn_of_excess(masks, asked):
-    "A warning tells where whole walks hold far more weights than were asked for."
-    if masks.kept > 1.5*asked: warnings.warn(
-        f"{asked:,} of {masks.total:,} weights are asked for, and {masks.kept:,} are kept: whole walks hold no fewer",
-        stacklevel=3)
 
 def _warn_of_padding(graph, masks):
     "Masks; a warning tells of kept weights at kernel positions that only ever see padding."

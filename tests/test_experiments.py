@@ -121,3 +121,29 @@ def test_a_folder_of_images_is_read_again_when_it_changes(tmp_path):
     assert len(config_data(config).train) == 6
     Image.new('L', (4, 4), 7).save(tmp_path/'train'/'b'/'late.png')
     assert len(config_data(config).train) == 7
+    before = config_data(config).train.x.float().mean()
+    Image.new('L', (4, 4), 255).save(tmp_path/'train'/'b'/'late.png') # under its name
+    assert config_data(config).train.x.float().mean() != before
+
+def test_a_record_names_the_module_that_was_imported(tmp_path, monkeypatch):
+    "Python does not read a module again when its file changes."
+    from phew_nb.experiments import Config, config_data, own_files
+    (tmp_path/'own_package').mkdir()
+    place = tmp_path/'own_package'/'data.py'
+    text = "import torch\ndef make():\n    split = [(torch.full((3,), {}.), i % 2) for i in range(4)]\n    return split, split\n"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    place.write_text(text.format(7))
+    config = Config(data='own_package.data:make')
+    first = config_data(config).train.x.max(), own_files(config)
+    place.write_text(text.format(88))
+    assert (config_data(config).train.x.max(), own_files(config)) == first and first[0] == 7
+
+def test_what_walks_hold_too_much_is_told_beside_other_densities():
+    from phew_nb.experiments import grid
+    from phew_nb.sweep import sweep
+    import tempfile
+    few = dict(seed=0, method='phew', epochs=1, per_class=5, test_per_class=5)
+    for densities in [5e-5], [5e-5, .1]:
+        with tempfile.TemporaryDirectory() as out:
+            record = next(r for r in sweep(grid(density=densities, **few), out, progress=False) if r['density'] < 1e-4)
+        assert record['kept'] == 3 and any('1 of 17,400 weights are asked for, and 3 are kept' in w for w in record['warnings'])

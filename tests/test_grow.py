@@ -237,6 +237,13 @@ def test_walks_where_the_graph_keeps_a_layer_dense():
     new = regrow_walks(model, masks, .3, {n: s for n, s in random_scores(model).items() if n != second}, 0, graph)
     assert new.keys() == {first, third} and new.kept == masks.kept and new != masks and not new.report(graph).lost
 
+def test_layers_may_have_names_that_look_like_patterns():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential()
+    for name, layer in (('flat', torch.nn.Flatten()), ('a[0]', torch.nn.Linear(64, 20)), ('act', torch.nn.ReLU()), ('b*', torch.nn.Linear(20, 10))): model.add_module(name, layer)
+    learn = fit(learner('walks', model, epochs=1))
+    assert learn.grow.rows and Masks.of(model).kept <= round(.3*1480) + 4
+
 def test_gradients_are_accumulated():
     "Four small batches to a step give the scores that one large batch does."
     def scores(bs, more=()):

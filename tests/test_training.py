@@ -572,3 +572,14 @@ def test_an_epoch_that_ends_with_what_is_not_finite_says_so(tmp_path):
     (lambda dls, net: (dls.train, net), 'DataLoaders.train, valid.'), (lambda dls, net: (dls, dls), 'the second is a DataLoaders')])
 def test_arguments_of_the_learner_in_wrong_places(wrong, word):
     with pytest.raises(TypeError, match=word): sparse_learner(*wrong(data_loaders(data, 50, device='cpu'), small_net()))
+
+def test_sparse_gradients_where_all_weights_are_kept_at_once():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Flatten(), nn.Linear(16, 2))
+    x, y = torch.randint(20, (64, 2)), torch.randint(2, (64,))
+    masks = Masks({'0.weight': torch.rand(20, 8) < .5, '2.weight': torch.rand(2, 16) < .5})
+    masks.keep(model)
+    dls = DataLoaders(*[DataLoader([*zip(x, y)], batch_size=16)]*2)
+    learn = Learner(dls, model, nn.CrossEntropyLoss(), opt_func=partial(OptimWrapper, opt=torch.optim.SGD), lr=.1, cbs=KeepTogether())
+    with quiet(learn): learn.fit(1)
+    assert (model[0].weight[~masks['0.weight']] == 0).all() and (model[0].weight != 0).any()
