@@ -7,7 +7,7 @@ __all__ = ['check_count', 'Resumable', 'random_states', 'set_random_states', 'da
            'what_runs', 'Checkpoint', 'OtherRun']
 
 # %% ../nbs/50_checkpoints.ipynb #383474a1
-import copy, io, os, random, tempfile, time, torch
+import copy, io, os, random, tempfile, time, torch, warnings
 import numpy as np
 from contextlib import contextmanager
 from numbers import Integral
@@ -15,7 +15,9 @@ from operator import attrgetter
 from pathlib import Path
 from fastcore.basics import patch
 from torch import Tensor
-from fastai.vision.all import Callback, CancelEpochException, L, Learner, TrackerCallback
+with warnings.catch_warnings(): # of fastai's own, at its first import
+    warnings.simplefilter('ignore')
+    from fastai.vision.all import Callback, CancelEpochException, L, Learner, TrackerCallback
 from .files import check_file, write_bytes
 from .keeping import is_kept
 from .masks import Masks, unwrapped

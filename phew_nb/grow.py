@@ -11,6 +11,7 @@ import glob, inspect, math, torch
 from numbers import Real
 from fastcore.basics import patch
 from torch import Tensor, nn
+from .checkpoints import check_count
 from fastai.vision.all import Callback, CancelStepException
 from .draws import own_stream, salts
 from .graph import PathGraph, trace
@@ -18,7 +19,6 @@ from .masks import Masks, n_kept, unwrapped
 from .models import look_up
 from .report import alive_weights
 from .scores import top_k
-from .checkpoints import check_count
 from .training import KeepMasks, check_ranks
 from .walks import walk_order
 

@@ -10,9 +10,9 @@ __all__ = ['gmp_iterations', 'all_pruners', 'StartAt', 'Remember', 'cubic_steps'
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from .checkpoints import check_count, network_kept
 from fastai.vision.all import Callback, DataLoader, DataLoaders
 from torch import nn
-from .checkpoints import check_count, network_kept
 from .masks import Masks, unwrapped
 from .pruners import pruners
 from .scores import caller_level, count_left, magnitude_scores, pruning_task, top_k

@@ -21,12 +21,12 @@ from types import MethodType
 from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from .checkpoints import Checkpoint, Resumable, check_count, data_kept # (fastai first comes in there)
 from fastai.optimizer import set_item_pg
 from fastai.vision.all import (
     Callback, CancelFitException, Category, CategoryMap, ChannelsLast, CrossEntropyLossFlat, DataLoaders, L, Learner,
     MixedPrecision, MSELossFlat, OptimWrapper, TensorCategory, TensorImage, TfmdDL, accuracy, apply, default_device,
     find_bs, mse, num_distrib, rank_distrib, to_detach)
-from .checkpoints import Checkpoint, Resumable, check_count, data_kept
 from .data import Arrays, Batches, Data, read_image
 from .graph import trace
 from .keeping import mask_words, zero_together
