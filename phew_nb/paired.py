@@ -8,7 +8,7 @@ __all__ = ['summed', 'paired', 'reach', 'apart', 'leads_table']
 # %% ../nbs/66_paired.ipynb #c0b79b15
 import math
 import numpy as np, pandas as pd
-from scipy.stats import t as student
+from scipy.special import stdtrit # the quantiles of Student's t, without all of scipy.stats
 from .plots import Results, as_table, is_regression, tasks
 
 # %% ../nbs/66_paired.ipynb #b6a349f0
@@ -31,7 +31,7 @@ def reach(difference:tuple, # of `summed` or `paired`
          ) -> float: # in the unit of the difference; infinite below three seeds
     "Half of the 95% confidence interval of a mean difference (Student 1908)."
     n, _, error = difference
-    return float(student.ppf(.975, n - 1))*error if n > 2 else math.inf
+    return float(stdtrit(n - 1, .975))*error if n > 2 else math.inf
 
 def apart(difference:tuple, # of `summed` or `paired`
          ) -> int: # 1 or -1 where the 95% confidence interval leaves out zero, else 0
@@ -84,6 +84,6 @@ def _numbers(difference, _):
 
 def _words(difference, digits):
     n, mean, _ = difference
-    said = {1: 'yes', -1: 'yes', 0: 'no'}[apart(difference)] if n > 2 else 'too few seeds'
+    said = 'too few seeds' if n < 3 else 'yes' if apart(difference) else 'no'
     interval = f' ± {reach(difference):.{digits}f}' if n > 2 else ''
     return {'difference (95% interval)': f'{mean:+.{digits}f}{interval}', 'apart': said, 'seeds': n}
