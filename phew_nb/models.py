@@ -108,10 +108,13 @@ def _digest(path):
     "First digits of the SHA-256 of a file; None where there is none."
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12] if Path(path).is_file() else None
 
-@lru_cache(maxsize=None)
+_modules = {} # place -> the same of a module, as it was when it was first asked for
+
 def _imported(place):
     "The same of a module, as it was imported: Python does not read it again when its file changes."
-    return _digest(getattr(sys.modules.get(place), '__file__', None) or '')
+    if place in sys.modules and place not in _modules:
+        _modules[place] = _digest(getattr(sys.modules[place], '__file__', None) or '')
+    return _modules.get(place)
 
 # %% ../nbs/01_models.ipynb #f12249b7
 # from a layer's (fan_in, fan_out) to the standard deviation of its initial weights

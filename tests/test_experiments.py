@@ -128,12 +128,15 @@ def test_a_folder_of_images_is_read_again_when_it_changes(tmp_path):
 def test_a_record_names_the_module_that_was_imported(tmp_path, monkeypatch):
     "Python does not read a module again when its file changes."
     from phew_nb.experiments import Config, config_data, own_files
+    from phew_nb.models import source_of
     (tmp_path/'own_package').mkdir()
     place = tmp_path/'own_package'/'data.py'
     text = "import torch\ndef make():\n    split = [(torch.full((3,), {}.), i % 2) for i in range(4)]\n    return split, split\n"
     monkeypatch.syspath_prepend(str(tmp_path))
     place.write_text(text.format(7))
+    assert source_of('own_package.data:make') == {} # it is not imported yet
     config = Config(data='own_package.data:make')
+    assert own_files(config).keys() == {'own_package.data'}
     first = config_data(config).train.x.max(), own_files(config)
     place.write_text(text.format(88))
     assert (config_data(config).train.x.max(), own_files(config)) == first and first[0] == 7
