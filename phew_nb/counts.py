@@ -7,9 +7,8 @@ __all__ = ['exact_count', 'exact_counts']
 
 # %% ../nbs/24_counts.ipynb #fc8dcc09
 import torch
-from fastcore.basics import patch
 from .graph import Layer, PathGraph
-from .flow import layer_edges, open_links, path_flow
+from .flow import Edges, carry, path_flow
 
 # %% ../nbs/24_counts.ipynb #e95531fe
 def _carry(limbs, bits):
@@ -30,54 +29,37 @@ def _limb_bits(graph):
     return 50 - max(fans).bit_length()
 
 # %% ../nbs/24_counts.ipynb #23c12a4c
-class _Counter:
-    "Counts paths into (or out of) every unit, exactly: (n_units, L) limbs."
-    def __init__(self, flow):
-        self.flow, self.bits = flow, _limb_bits(flow.graph)
-        largest = max(flow.into.e.max(), flow.out.e.max())
-        self.size = max(int(largest), 0) // self.bits + 2
-        self.edges = layer_edges(flow.graph, flow.masks, 0)
-
-    def start(self, units):
-        limbs = torch.zeros(self.flow.graph.n_units, self.size, dtype=torch.float64)
-        limbs[units, 0] = 1
-        return limbs
-
-    def through(self, i, x, back=False):
-        "A layer's table of kept weights times the limbs `x` (G, n, L)."
-        table, (_, O, I, K) = self.edges[i].table, self.edges[i].layer.size
-        if table is None: return (x.sum(1, keepdim=True)*K).expand(-1, I if back else O, -1)
-        return (table.transpose(1, 2) if back else table) @ x
-
-    def add(self, limbs, units, values):
-        "Add `values` (k, L) to the limbs of `units`, which may repeat, in place."
+class _Limbs:
+    "Whole numbers of units, as limbs (n_units, L): what `carry` asks of its numbers."
+    def __init__(self, limbs, bits): self.limbs, self.bits = limbs, bits
+    def take(self, units): return self.limbs[units.clamp(min=0)]*(units >= 0)[..., None]
+    def put(self, units, values): self.limbs[units] = _carry(values, self.bits)
+    def add(self, units, values):
+        "Add `values` (k, L) to the numbers of `units`, which may repeat, in place."
+        if not len(units): return
         lo, hi = int(units.min()), int(units.max()) + 1
-        limbs[lo:hi] = _carry(limbs[lo:hi].index_add(0, units - lo, _carry(values, self.bits)), self.bits)
+        added = self.limbs[lo:hi].index_add(0, units - lo, _carry(values, self.bits))
+        self.limbs[lo:hi] = _carry(added, self.bits)
+    def whole(self, units): return _whole(self.limbs[units], self.bits)
 
 # %% ../nbs/24_counts.ipynb #0f8115d8
-@patch
-def into(self: _Counter):
-    "Paths from an input into every unit."
-    graph, limbs = self.flow.graph, self.start(self.flow.graph.inputs)
-    for i, node in enumerate(graph.nodes):
-        if isinstance(node, Layer):
-            x = limbs[node.src.clamp(min=0)]*(node.src >= 0)[..., None]
-            limbs[node.dst] = _carry(self.through(i, x), self.bits)
-        elif len(node.child[links := open_links(node, self.flow.skips)]):
-            self.add(limbs, node.dst[node.row[links]], limbs[node.child[links]])
-    return limbs
+class _KeptEdges(Edges):
+    "The number of kept weights of each edge of a layer, times whole numbers."
+    def through(self, x, back=False):
+        "What leaves the rows when limbs `x` (G, I, L) enter the columns; the other way round with `back`."
+        _, O, I, K = self.layer.size
+        if self.table is None: return (x.sum(1, keepdim=True)*K).expand(-1, I if back else O, -1)
+        return (self.table.transpose(1, 2) if back else self.table) @ x
 
-@patch
-def out(self: _Counter):
-    "Paths from every unit to an output."
-    graph, limbs = self.flow.graph, self.start(self.flow.graph.outputs)
-    for i, node in reversed(list(enumerate(graph.nodes))):
-        if isinstance(node, Layer):
-            real = node.src >= 0
-            self.add(limbs, node.src[real], self.through(i, limbs[node.dst], True)[real])
-        elif len(node.child[links := open_links(node, self.flow.skips)]):
-            self.add(limbs, node.child[links], limbs[node.dst[node.row[links]]])
-    return limbs
+def _counted(graph, masks, skips):
+    "The number of paths into each unit, and out of it."
+    flow, bits, nodes = path_flow(graph, masks, 0, skips), _limb_bits(graph), list(enumerate(graph.nodes))
+    size = max(int(max(flow.into.e.max(), flow.out.e.max())), 0)//bits + 2
+    edges = {i: _KeptEdges(node, masks, 0) for i, node in nodes if isinstance(node, Layer)}
+    for start, back in (graph.inputs, False), (graph.outputs, True):
+        limbs = torch.zeros(graph.n_units, size, dtype=torch.float64)
+        limbs[start, 0] = 1
+        yield carry(nodes, edges, _Limbs(limbs, bits), skips, back)
 
 # %% ../nbs/24_counts.ipynb #2c4ef7d4
 def exact_count(graph: PathGraph,  # see `trace`
@@ -85,17 +67,15 @@ def exact_count(graph: PathGraph,  # see `trace`
                 skips: bool = False, # whether identity shortcuts count as ways
                ) -> int: # exact; 0 where there is none
     "The number of paths from an input to an output."
-    counter = _Counter(path_flow(graph, masks, 0, skips))
-    return sum(_whole(counter.into()[graph.outputs], counter.bits))
+    return sum(next(_counted(graph, masks, skips)).whole(graph.outputs))
 
 def exact_counts(graph: PathGraph,  # see `trace`
                  masks=None,        # mapping from parameter name to boolean tensor; None: every weight counts
                  skips: bool = False, # whether identity shortcuts count as ways
                 ) -> dict: # parameter name -> int; a path that crosses a shared layer twice counts twice
     "The number of paths that cross each layer."
-    counter = _Counter(path_flow(graph, masks, 0, skips))
-    into, out, bits, counts = counter.into(), counter.out(), counter.bits, {}
+    (into, out), counts = _counted(graph, masks, skips), {}
     for layer in graph.layers:
-        pairs = zip(_whole(into[layer.dst.flatten()], bits), _whole(out[layer.dst.flatten()], bits))
+        pairs = zip(into.whole(layer.dst.flatten()), out.whole(layer.dst.flatten()))
         counts[layer.name] = counts.get(layer.name, 0) + sum(a*b for a, b in pairs)
     return counts

@@ -192,7 +192,7 @@ def _traced(model, inputs, channel_dim=None):
 # %% ../nbs/46_export.ipynb #882e89e6
 def _tied(graph, seen):
     "For each unit the smallest number among the units tied to it."
-    pairs = [(j.dst[j.row], j.child) for j in graph.junctions]
+    pairs = [j.ways() for j in graph.junctions]
     pairs += [(i.repeat_interleave(len(o)//len(i)), o) for m, [(i, o), *_] in seen.items()
               if isinstance(m, _convs) and _is_depthwise(m) and i is not None and o is not None]
     label = torch.arange(graph.n_units)

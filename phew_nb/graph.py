@@ -429,13 +429,12 @@ def live(self:PathGraph,
          skips: bool = False # whether identity shortcuts count as a way
         ) -> Tensor: # (n_units,) boolean
     "Units on some complete path from an input to an output."
-    def links(junction): return slice(None) if skips else ~junction.skip
     def edges(layer):
         usable = layer.usable(masks)
         return every_edge(layer) if usable is None else usable.any(-1)
     down, up = (torch.zeros(self.n_units, 1, dtype=torch.bool) for _ in range(2))
     down[self.inputs], up[self.outputs] = True, True
-    return (reach_ahead(self.nodes, down, links, edges) & reach_back(self.nodes, up, links, edges))[:, 0]
+    return (reach_ahead(self.nodes, down, skips, edges) & reach_back(self.nodes, up, skips, edges))[:, 0]
 
 # %% ../nbs/18_graph.ipynb #7b87a4d1
 def _forks(graph):

@@ -254,9 +254,8 @@ def _ways(graph, masks, skips, columns):
         for g, o, i, k in weights_between(layer, live, masks).nonzero().tolist():
             ways.setdefault(int(layer.src[g, i]), []).append((int(layer.dst[g, o]), int(numbers[g, o, i, k])))
     for junction in graph.junctions:
-        keep = (skips | ~junction.skip) & live[junction.child] & live[junction.dst[junction.row]]
-        for row, child in zip(junction.row[keep].tolist(), junction.child[keep].tolist()):
-            ways.setdefault(child, []).append((int(junction.dst[row]), None))
+        for here, there in zip(*(units.tolist() for units in junction.ways(skips))):
+            if live[here] and live[there]: ways.setdefault(here, []).append((there, None))
     return ways
 
 # %% ../nbs/44_metrics.ipynb #f9ed9072

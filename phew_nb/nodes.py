@@ -145,6 +145,15 @@ class Junction:
     skip: Tensor  # (m,) whether the link goes around weighted layers
     stat: bool = False  # a statistic over several units (a mean over channels, say)
 
+# %% ../nbs/10_nodes.ipynb #10d172cb
+@patch
+def ways(self:Junction,
+         skips: bool=True # whether the links around weighted layers are among them
+        ) -> tuple: # (m,) children, (m,) units that they are merged into
+    "The links that paths take, from the one unit to the other."
+    taken = slice(None) if skips else ~self.skip
+    return self.child[taken], self.dst[self.row[taken]]
+
 # %% ../nbs/10_nodes.ipynb #4e2560fb
 @patch
 def links(self:Junction,

@@ -49,7 +49,9 @@ def _chosen(graph, masks, x, gen):
     _more(graph.inputs, alive, x, gen)
     for node in graph.nodes:
         if isinstance(node, Layer): _more(node.dst.flatten(), alive, x, gen)
-        else: alive[node.dst[node.row[alive[node.child]]]] = True
+        else:
+            here, there = node.ways()
+            alive[there[alive[here]]] = True
     return alive
 
 # %% ../nbs/43_rewire.ipynb #60452960

@@ -202,8 +202,9 @@ def _alternatives(self: Side, skips):
     for i, node in enumerate(self.graph.nodes):
         if isinstance(node, Layer): parts += self._layer_alternatives(i, node, rows)
         else:
-            keep = self.live[node.child] & self.live[node.dst[node.row]] & (skips | ~node.skip)
-            here, there = node.child[keep], node.dst[node.row[keep]]
+            here, there = node.ways(skips)
+            alive = self.live[here] & self.live[there]
+            here, there = here[alive], there[alive]
             parts.append((here, i, there, 0) if self.forward else (there, i, here, 0))
     ends = self.graph.outputs if self.forward else self.graph.inputs
     parts.append((ends[self.live[ends]], END, 0, 0))

@@ -56,16 +56,6 @@ class Hand(Net):
 
 # each gives the model, the size of its input, and a function that writes its net and gives the outputs
 
-class Hand(Net):
-    "A net that is written by hand: `net(parameter, units read, groups)` adds a layer and gives its units."
-    def __init__(self, params, masks, n):
-        super().__init__(range(n))
-        self.params, self.masks = params, masks
-    def __call__(self, name, units, groups=1):
-        return self.conv(name, self.params[name], list(units), groups, None if self.masks is None else self.masks[name])
-
-# each gives the model, the size of its input, and a function that writes its net and gives the outputs
-
 def chain(sizes):
     def write(net, units):
         for name in net.params: units = net(name, units)
