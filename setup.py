@@ -1,5 +1,5 @@
 "Everything setuptools needs to know is read from `settings.ini`; what it makes on the way leaves no trace in the clone."
-import atexit, shutil, sys, tempfile
+import atexit, re, shutil, sys, tempfile
 from configparser import ConfigParser
 from pathlib import Path
 from setuptools import find_packages, setup
@@ -26,10 +26,16 @@ pythons = [f'3.{minor}' for minor in range(int(cfg['min_python'].split('.')[1]),
 extras = {key.removesuffix('_requirements'): value.split() for key,value in cfg.items() if key.endswith('_requirements')}
 readme = root/'README.md'
 
+def absolute(text):
+    "The README with links into the repository, as PyPI needs them: pages of files, and pictures as they are."
+    def link(m): return f"{m[1]}{cfg['git_url']}/{'raw' if m[1][0] == '!' else 'blob'}/{cfg['branch']}/{m[2]}"
+    return re.sub(r'(!?\[[^]]*\]\()(?!#|\w+:)([^)\s]+)', link, text)
+
 setup(
     name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
     author=cfg['author'], author_email=cfg['author_email'], url=cfg['git_url'], license='Apache-2.0',
-    long_description=readme.read_text(encoding='utf-8') if readme.exists() else cfg['description'],
+    project_urls={'Documentation': cfg['doc_host'] + cfg['doc_baseurl'], 'Change log': f"{cfg['git_url']}/blob/{cfg['branch']}/CHANGELOG.md"},
+    long_description=absolute(readme.read_text(encoding='utf-8')) if readme.exists() else cfg['description'],
     long_description_content_type='text/markdown',
     classifiers=[f'Development Status :: {statuses[int(cfg["status"])-1]}', f'Intended Audience :: {cfg["audience"]}',
                  f'Natural Language :: {cfg["language"]}', *(f'Programming Language :: Python :: {v}' for v in pythons)],

@@ -73,6 +73,17 @@ def test_metadata(wheel):
     assert not [name for name,spec in required if '==' in spec or not spec], 'requirements are ranges'
     assert set(re.findall(r'^Provides-Extra: (\w+)$', meta, re.M)) == extras.keys()
 
+def test_the_page_of_the_package_has_links_that_work_there(wheel):
+    "On PyPI a link has no repository beside it: all are absolute, and lead to files that are there."
+    meta = info(wheel, 'METADATA')
+    links = re.findall(r'(!?)\[[^]]*\]\(([^)\s]+)\)', meta)
+    assert [link for _, link in links if '://' not in link] == ['#the-map']
+    for picture, link in links:
+        file = re.match(rf'{re.escape(cfg["git_url"])}/(blob|raw)/main/([^#]*)', link)
+        if file: assert (root/file[2]).exists() and file[1] == ('raw' if picture else 'blob'), link
+    assert any(picture for picture, _ in links)
+    assert re.search(r'^Project-URL: Documentation, https://\S+$', meta, re.M)
+
 imported_as = {'pillow': 'PIL', 'scikit-learn': 'sklearn', 'pyyaml': 'yaml'}
 def module(requirement):
     "The name by which a requirement is imported."
