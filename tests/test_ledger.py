@@ -9,7 +9,7 @@ from phew_nb.store import read_records
 
 folder = Path(__file__).resolve().parent.parent/'nbs'/'paper'
 sys.path.insert(0, str(folder))
-from _claims import check, gaps, gather, headings, paper
+from _claims import check, gaps, gather, headings, paper, together
 sys.path.remove(str(folder))
 grids = sorted((folder.parent.parent/'experiments').glob('*.toml'))
 
@@ -40,11 +40,18 @@ def test_a_notebook_saves_what_it_records(name):
     saved = {r['id'] for r in records if r['notebook'] == name}
     assert written <= saved and (saved == written or re.search(r"book\.add\(\s*(f'|\w+,)", '\n'.join(code)))
 
+def in_a_table(text): return text.replace('|', r'\|').replace('\n', ' ')
+
 def test_stored_table_is_of_these_records():
-    "The ledger's stored output was made from the files as they are."
+    "The ledger's stored output was made from the files as they are: every number, and every sentence with its verdict."
     cells = json.loads((folder/'claims.ipynb').read_text())['cells']
     text = '\n'.join(''.join(o.get('data', {}).get('text/markdown', '')) for c in cells for o in c.get('outputs', []))
-    for r in records: assert r['number'].replace('|', r'\|').replace('\n', ' ') in text, r['id']
+    for r in records: assert in_a_table(r['number']) in text, r['id']
+    verdict = {r['id']: r['verdict'] for r in records}
+    for c in says:
+        said = together([verdict[n] for n in c['records']], c.get('universal'))
+        assert f"| {c['section']} | {in_a_table(c['text'])} | **{said}** |" in text, c['text']
+    assert text.count('**') == 2*len(says)
 
 @pytest.mark.parametrize('path', grids, ids=[p.stem for p in grids])
 def test_a_grid_is_made_of_configs(path):
