@@ -8,6 +8,7 @@ __all__ = ['sparse_state', 'dense_state', 'export_onnx', 'compact']
 # %% ../nbs/46_export.ipynb #f407838d
 import math, torch
 import numpy as np
+from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib import import_module
@@ -167,9 +168,9 @@ def _can_cut(module):
     return isinstance(module, (nn.Linear, _norms, nn.PReLU, PadShortcut))
 
 def _channels(module, numbers):
-    "The unit of each channel of a tensor of unit numbers; None where a channel is not one unit."
-    if numbers is None: return None
-    channels = numbers.movedim(-1 if isinstance(module, nn.Linear) else min(1, numbers.ndim - 1), 0).flatten(1)
+    "The unit of each channel of a tensor of unit numbers; None where a channel is not one unit, or there are none."
+    if numbers is None or numbers.ndim < 2: return None
+    channels = numbers.movedim(-1 if isinstance(module, nn.Linear) else 1, 0).flatten(1)
     return channels[:, 0].long().cpu() if bool((channels == channels[:, :1]).all()) else None
 
 # %% ../nbs/46_export.ipynb #48912c32
@@ -208,7 +209,9 @@ def _tied(graph, seen):
 def _protected(model, graph, seen):
     "Units that stay whatever the masks say."
     names = {f'{name}.weight'.lstrip('.'): m for name, m in model.named_modules()}
-    once = {m for m, runs in seen.items() if len(runs) == 1 and None not in runs[0] and _can_cut(m)}
+    uses = Counter(p for m in model.modules() for p in m._parameters.values())
+    once = {m for m, runs in seen.items() if len(runs) == 1 and None not in runs[0] and _can_cut(m)
+            and all(uses[p] == 1 for p in m.parameters(recurse=False))}
     fixed = [graph.inputs, graph.outputs]
     for layer in graph.layers:
         if names.get(layer.name) not in once: fixed += [layer.src.flatten(), layer.dst.flatten()]
@@ -273,7 +276,7 @@ def _part(t, *kept):
 def _new(p, value): return None if value is None else nn.Parameter(value, p.requires_grad)
 
 def _cut_layer(module, rows, columns, constant):
-    "Take rows and columns off a convolution or a linear layer."
+    "Take rows and columns off a convolution or a linear layer; the columns of its weight that are left."
     weight, bias = _part(module.weight, rows), _part(module.bias, rows)
     lost, held = (constant.nan_to_num(0).to(weight.device)*keep.to(weight.device) for keep in (~columns, columns))
     if weight.ndim > 2 and module.groups > 1: columns = torch.ones(weight.shape[1], dtype=torch.bool)
@@ -283,7 +286,7 @@ def _cut_layer(module, rows, columns, constant):
         else: bias = more.reshape(len(more), -1).sum(1) + (0 if bias is None else bias)
     module.weight = _new(module.weight, _part(weight, torch.ones(len(weight), dtype=torch.bool), columns))
     module.bias = _new(module.weight if module.bias is None else module.bias, bias)
-    return rows, columns
+    return columns
 
 # %% ../nbs/46_export.ipynb #8f681362
 def _cut_sizes(module, n_in, n_out):
@@ -335,8 +338,10 @@ def _cut(model, masks, plan):
     "Cut a model's modules by a plan; returns the masks of what is left."
     left = {}
     for module, (name, reads, makes) in plan.layers.items():
-        rows, columns = _cut_layer(module, _stay(makes, plan.stays), _stay(reads, plan.stays), plan.constants[module])
-        _cut_sizes(module, int(_stay(reads, plan.stays).sum()), int(rows.sum()))
+        rows, columns = _stay(makes, plan.stays), _stay(reads, plan.stays)
+        if rows.all() and columns.all(): continue # (its weight may be another layer's, too)
+        _cut_sizes(module, int(columns.sum()), int(rows.sum()))
+        columns = _cut_layer(module, rows, columns, plan.constants[module])
         weight = f'{name}.weight'.lstrip('.')
         if weight in masks: left[weight] = _part(masks[weight], rows, columns) | (module.weight.detach().cpu() != 0)
     for module, [(reads, _), *_] in plan.seen.items():
@@ -358,11 +363,12 @@ def _doubled(tree):
     return tree_map(lambda t: double(t) if isinstance(t, Tensor) else t, tree)
 
 def _check_equal(model, small, inputs):
-    "Raise unless two networks compute the same, in double precision."
+    "Raise unless two networks compute the same, in double precision and of the same random numbers."
     model, small = (deepcopy(m).cpu().double().eval() for m in (model, small))
     for x in map(_doubled, (inputs, _other(inputs))):
-        wanted = _run(model, x, 'compact')
-        try: got, why = _run(small, x, 'compact'), ''
+        with random_kept(): wanted = _run(model, x, 'compact')
+        try:
+            with random_kept(): got, why = _run(small, x, 'compact'), ''
         except ValueError as e: got, why = {}, str(e.__cause__)
         for (name, a), b in zip(wanted.items(), got.values()):
             a, b = a.double(), b.double()

@@ -299,3 +299,53 @@ def test_compact_goes_around_layers_that_compute_their_weights(how):
     small = compact(model, masks, (6,))
     assert [layer.out_features for layer in small[::2]] == [5, 8, 8, 2]
     assert torch.allclose(small(x := torch.randn(9, 6)), model(x), atol=1e-6)
+
+def branchy(groups): # a grouped convolution between others
+    return nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=groups), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.ReLU(),
+                         nn.Conv2d(6, 2, 1))
+
+class Squeezed(nn.Module):
+    "A number for each example, made from the numbers of their classes."
+    def __init__(self): super().__init__(); self.table, self.hidden, self.last = nn.Embedding(5, 6), nn.Linear(6, 12), nn.Linear(12, 1)
+    def forward(self, i): return self.last(self.hidden(self.table(i)).relu()).squeeze(-1)
+
+class Sampled(nn.Module):
+    "Draws in the middle, as a variational autoencoder does."
+    def __init__(self): super().__init__(); self.hidden, self.mean, self.last = nn.Linear(4, 16), nn.Linear(16, 3), nn.Linear(3, 2)
+    def forward(self, x): return self.last((z := self.mean(self.hidden(x).relu())) + torch.randn_like(z))
+
+@pytest.mark.parametrize('make, name, example', [(lambda: branchy(4), '4.weight', torch.randn(2, 3, 6, 6)),
+    (Squeezed, 'hidden.weight', torch.tensor([1, 2, 4])), (Sampled, 'hidden.weight', torch.randn(5, 4))])
+def test_grouped_layers_single_numbers_and_draws_keep_no_network_from_being_made_compact(make, name, example):
+    torch.manual_seed(0)
+    model = as_trained(make())
+    masks = Masks.dense({name: p for name, p in model.named_parameters() if p.ndim > 1})
+    masks[name][1::2] = False # every other of its units is dead
+    small = compact(model, masks, example=example)
+    assert small.get_parameter(name).shape[0] == model.get_parameter(name).shape[0]//2
+    masks.apply(model)
+    outs = []
+    for net in model, small: torch.manual_seed(1); outs.append(net(example))
+    assert torch.allclose(*outs, atol=1e-6)
+
+class Shared(nn.Module):
+    "Two layers of one weight, behind one that can be cut."
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third, self.last = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.last.weight = self.third.weight
+    def forward(self, x): return self.last(self.third(self.second(self.first(x).relu()).relu()).relu())
+
+def test_a_weight_of_two_layers_stays_one_and_masked():
+    torch.manual_seed(0)
+    model = Shared()
+    masks = Masks.dense({name: p for name, p in model.named_parameters() if p.ndim > 1})
+    masks['first.weight'][:3] = False
+    masks['third.weight'][:2] = False # two rows, that `second` could lose behind one layer, and not behind the other
+    masks.keep(model)
+    small = compact(model, example=torch.randn(3, 4))
+    assert small.last.weight is small.third.weight and small.first.out_features == 5
+    opt = torch.optim.SGD(small.parameters(), .1)
+    small(torch.randn(3, 4)).square().sum().backward()
+    opt.step()
+    assert (small.last.weight[:2] == 0).all() and (small.last.weight[2:] != 0).any()
