@@ -10,7 +10,7 @@ __all__ = ['Edges', 'is_wide', 'GivenEdges', 'carry', 'first_few', 'check_masks'
 import importlib, torch
 from dataclasses import dataclass
 from fastcore.basics import patch
-from .nodes import Layer
+from .nodes import Layer, row_by_row
 from .graph import PathGraph, as_graph
 from .masks import Masks, as_masks
 from .scaled import Scaled, pow2
@@ -305,9 +305,8 @@ def _join(a, b):
     "All pairs of positions at which two lists hold the same number."
     b, order = b.sort()
     left, right = torch.searchsorted(b, a), torch.searchsorted(b, a, right=True)
-    i = torch.arange(len(a)).repeat_interleave(right - left)
-    within = torch.arange(len(i)) - (right - left).cumsum(0).sub(right - left)[i]
-    return i, order[left[i] + within]
+    i, place = row_by_row(right - left)
+    return i, order[left[i] + place]
 
 # %% ../nbs/23_flow.ipynb #0f2aac8a
 def _need_squares(flow):

@@ -15,6 +15,7 @@ from .checkpoints import check_count
 from fastai.vision.all import Callback, CancelStepException
 from .draws import own_stream, salts
 from .graph import PathGraph, trace
+from .keeping import n_processes
 from .masks import Masks, n_kept, unwrapped
 from .models import look_up
 from .report import alive_weights
@@ -86,10 +87,9 @@ def dense_gradients(model:nn.Module, # with masks
 
 def _over_ranks(grad):
     "The mean over the processes of a distributed run."
-    dist = torch.distributed
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1: return grad
-    dist.all_reduce(grad := grad.contiguous().clone())
-    return grad/dist.get_world_size()
+    if (n := n_processes()) == 1: return grad
+    torch.distributed.all_reduce(grad := grad.contiguous().clone())
+    return grad/n
 
 # %% ../nbs/53_grow.ipynb #238d3c54
 @torch.no_grad()

@@ -9,6 +9,7 @@ __all__ = ['Report', 'edges_between', 'weights_between', 'alive_weights']
 import torch, warnings
 from dataclasses import dataclass
 from fastcore.basics import patch
+from .state import caller_level
 from .graph import PathGraph
 from .masks import Masks
 from .flow import check_masks, first_few
@@ -46,7 +47,7 @@ def __repr__(self: Report): return str(self)
 @patch
 def warn(self: Report):
     "Warn if anything is lost; returns the report."
-    if self: warnings.warn(str(self), stacklevel=3)
+    if self: warnings.warn(str(self), stacklevel=caller_level())
     return self
 
 # %% ../nbs/25_report.ipynb #8c10b04d

@@ -12,6 +12,7 @@ from .models import draw_weights, fans, inits, look_up
 from .graph import Layer, PathGraph
 from .masks import Masks, as_masks, owner, unwrapped
 from .flow import graph_and_masks
+from .report import weights_between
 from .draws import own_stream, salts
 
 # %% ../nbs/43_rewire.ipynb #2d75e1f2
@@ -72,9 +73,7 @@ def _one_column_each(src, chosen, gen):
 # %% ../nbs/43_rewire.ipynb #1a44e0f8
 def _place(layer, n, chosen, gen):
     "(G, O, I, K) mask with `n` weights between chosen units, in touch with as many of them as possible."
-    (G, *_, K), rows, columns = layer.size, chosen[layer.dst], chosen[layer.src.clamp(min=0)] & (layer.src >= 0)
-    allowed = (rows[:, :, None] & columns[:, None, :])[..., None].expand(layer.size)
-    if (usable := layer.usable()) is not None: allowed = allowed & usable
+    (G, *_, K), rows = layer.size, chosen[layer.dst]
     keys, first = torch.rand(layer.size, generator=gen), []
     for g in range(G):
         o, i = _cover(rows[g].nonzero()[:, 0], _one_column_each(layer.src[g], chosen, gen), gen)
@@ -82,7 +81,7 @@ def _place(layer, n, chosen, gen):
     first = torch.cat(first, 1)
     keys[tuple(first[:, torch.randperm(first.shape[1], generator=gen)[:n]])] += 1
     mask = torch.zeros(layer.size, dtype=torch.bool)
-    mask.view(-1)[torch.where(allowed, keys, -1).flatten().topk(n).indices] = True
+    mask.view(-1)[torch.where(weights_between(layer, chosen), keys, -1).flatten().topk(n).indices] = True
     return mask
 
 # %% ../nbs/43_rewire.ipynb #facb2e22

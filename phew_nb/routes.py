@@ -12,7 +12,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 from fastcore.basics import patch
-from .nodes import Layer
+from .nodes import Layer, row_by_row
 from .graph import PathGraph
 from .flow import first_few
 from .report import edges_between
@@ -245,10 +245,8 @@ def rows_of(self: Routes,
             mine: Tensor # (n,) numbers of alternatives, all of one layer
            ) -> tuple: # (m,) which of the alternatives, and (m,) the row
     "The rows of alternatives, one after the other."
-    slots = self.slots[mine]
-    which = torch.repeat_interleave(torch.arange(len(mine), device=mine.device), slots)
-    within = torch.arange(len(which), device=mine.device) - (slots.cumsum(0) - slots)[which]
-    return which, self.rows[self.to[mine][which] + within]
+    which, place = row_by_row(self.slots[mine])
+    return which, self.rows[self.to[mine][which] + place]
 
 # %% ../nbs/31_routes.ipynb #d6b2caef
 @patch

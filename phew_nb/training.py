@@ -29,7 +29,7 @@ from fastai.vision.all import (
     find_bs, mse, num_distrib, rank_distrib, to_detach)
 from .data import Arrays, Batches, Data, read_image
 from .graph import trace
-from .keeping import mask_words, zero_together
+from .keeping import mask_words, n_processes, zero_together
 from .masks import Masks, as_masks, n_kept, unwrapped
 from .models import look_up
 from .pruners import check_arguments, prune, pruners
@@ -277,10 +277,8 @@ class RecipeSchedule(Callback):
 def check_ranks(masks:Masks # of this process
                ): # RuntimeError where another process has others
     "Check that all processes of a distributed run have the same masks."
-    dist = torch.distributed
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1: return
-    hashes = [None]*dist.get_world_size()
-    dist.all_gather_object(hashes, masks.hash())
+    if (n := n_processes()) == 1: return
+    torch.distributed.all_gather_object(hashes := [None]*n, masks.hash())
     odd = [rank for rank, h in enumerate(hashes) if h != hashes[0]]
     if odd: raise RuntimeError(f'the processes of ranks {odd} have other masks than rank 0: prune with the same seed '
                                'and weights everywhere, or load the same file of masks')

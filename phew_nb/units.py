@@ -10,7 +10,7 @@ import bisect
 import torch
 from torch import nn
 from fastcore.basics import patch
-from .nodes import Junction, Layer
+from .nodes import Junction, Layer, row_by_row
 from .numbers import collapse, distinct_rows, shrink
 
 # %% ../nbs/12_units.ipynb #350cd7eb
@@ -318,9 +318,9 @@ def gather_each(self:Units, table, into, **kwargs):
 
 def _columns(into):
     "(m, k) columns where each row of a boolean (m, n) is true, the number n in place of those that are fewer than k."
-    (row, column), count = into.nonzero(as_tuple=True), into.sum(1)
+    count = into.sum(1)
     places = torch.full((len(into), int(count.max())), into.shape[1], device=into.device)
-    places[row, torch.arange(len(row), device=into.device) - (count.cumsum(0) - count)[row]] = column
+    places[row_by_row(count)] = into.nonzero()[:, 1]
     return places
 
 # %% ../nbs/12_units.ipynb #42e3ee4d
@@ -343,11 +343,10 @@ def leaves_of(self:Units, units, most=128):
 def leaves_in(self:Units, node, most):
     "Alternatives behind each unit of an addition."
     count = torch.bincount(node.row, minlength=len(node.dst))
-    at = torch.arange(len(node.row)) - (count.cumsum(0) - count)[node.row]
     deep = self.leaves_of(node.child)
     deep[node.skip[:, None] & (deep % 2 == 1)] = -1
     table = torch.full((len(node.dst), int(count.max()), deep.shape[1]), -1)
-    table[node.row, at] = deep
+    table[row_by_row(count)] = deep
     table = table.flatten(1).sort(1, descending=True)[0]
     table = table[:, :int((table >= 0).sum(1).max())]
     return table if table.shape[1] <= most else torch.stack([2*node.dst, 2*node.dst + 1], 1)

@@ -134,7 +134,7 @@ def _in_reach(walker, target, visits=None):
     graph, (most, masks) = walker.graph, most_held(walker, target)
     if most < target and abs(walker.power) != inf: raise ValueError(out_of_reach(graph, target, most, masks))
     if most < target: warnings.warn(
-        f"greedy walks have few different paths: they hold {most:,} weights, not {target:,}", stacklevel=3)
+        f"greedy walks have few different paths: they hold {most:,} weights, not {target:,}", stacklevel=caller_level())
     elif visits is not None and target > .7*most: _say_how_many(walker, target)
     return most
 
@@ -142,7 +142,7 @@ def _say_how_many(walker, target):
     n = estimate(walker, target)
     many = f"about {n:.2g}" if n < inf else "more than can be estimated"
     if n > 5e6: warnings.warn(f"{many} walks are needed for {target:,} of {walker.graph.total:,} weights: "
-                              "small weights are found late at high densities", stacklevel=4)
+                              "small weights are found late at high densities", stacklevel=caller_level())
 
 def _is_all(graph, masks, density, kept, remembers, how):
     "Whether all weights are asked for, so that no walk need be drawn; raises where so many are not to be had."
@@ -212,7 +212,7 @@ def _warn_of_padding(graph, masks):
     if sum(blind.values()): warnings.warn(
         f"{sum(blind.values()):,} of {masks.kept:,} kept weights stand at kernel positions that only ever see padding "
         f"at this input size, in {sum(n > 0 for n in blind.values())} layers ({', '.join(list(blind)[:3])}, ...): "
-        "the network is made for larger inputs", stacklevel=3)
+        "the network is made for larger inputs", stacklevel=caller_level())
     return masks
 
 # %% ../nbs/34_walks.ipynb #9cd6e8a4
@@ -251,7 +251,7 @@ def fitting_graph(graph: PathGraph, # of the network
         f"no layer can take the pattern {pattern}: {first_few(f'{name!r}: {why}' for name, why in dense.items())}")
     if dense: warnings.warn(
         f"with pattern='{pattern}' {len(dense)} of {len(graph.params)} layers stay dense and leave the total: "
-        + first_few((f"'{name}' ({why})" for name, why in dense.items()), 6), stacklevel=3)
+        + first_few((f"'{name}' ({why})" for name, why in dense.items()), 6), stacklevel=caller_level())
     counts = lambda node: replace(node, counted=False) if isinstance(node, Layer) and node.name in dense else node
     return replace(graph, nodes=[*map(counts, graph.nodes)], left_out=graph.left_out | dense,
                    params={name: p for name, p in graph.params.items() if name not in dense})

@@ -23,6 +23,7 @@ from phew_nb.masks import Masks
 from phew_nb.metrics import list_paths
 from phew_nb.models import mlp, resnet20, vgg19
 from phew_nb.draws import MassTable
+from phew_nb.pruners import prune
 from phew_nb.reach import reachable
 from phew_nb.steps import Walker
 from phew_nb.walks import (draw_paths, expected_visits, expected_walks, phew, uniforms, walk_keys, walk_order)
@@ -1133,3 +1134,22 @@ def test_a_walk_that_needs_two_weights_of_a_group_where_one_fits_is_left_out():
         assert many.new[0] == len(path)*fits
         left_out += not fits
     assert 0 < left_out < 6
+
+@pytest.mark.filterwarnings('always')
+@pytest.mark.parametrize('words, net, kwargs', [
+    ('greedy walks', lambda: mlp([6, 12, 12, 4], seed=0), dict(density=.5, power=inf)),
+    ('layers stay dense', lambda: mlp([6, 16, 4], seed=0), dict(density=.2, pattern='2:4')),
+    ('only ever see padding', lambda: nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 2, 1)), dict(density=.9))])
+def test_what_walks_warn_of_is_said_at_the_line_of_the_caller(words, net, kwargs):
+    model = net()
+    size = (1, 1, 1) if isinstance(model[0], nn.Conv2d) else (6,)
+    for call in lambda: phew(model, input_size=size, **kwargs), lambda: prune(model, 'phew', input_size=size, **kwargs):
+        with pytest.warns(UserWarning, match=words) as caught: call()
+        assert {w.filename for w in caught if words in str(w.message)} == {__file__}
+
+def test_a_report_warns_at_the_line_of_the_caller():
+    graph = trace(mlp([3, 4, 2], seed=0), (3,))
+    report = Masks({name: torch.zeros(p.shape, dtype=torch.bool) for name, p in graph.params.items()}).report(graph)
+    def ask(): return report.warn() # (one call up there is another line of this file, two up one of pytest)
+    with pytest.warns(UserWarning, match='cut the network') as caught: ask()
+    assert caught[0].lineno == ask.__code__.co_firstlineno
