@@ -98,7 +98,10 @@ class Fixed:
         "Moved by a function of tensors."
         return Fixed(f(self.plain), None if self.by is None else f(self.by), self.root, self.given)
 
-def is_signal(x) -> bool: return isinstance(x, Tensor)
+def is_signal(x # what an operation reads
+             ) -> bool: # whether it comes from the input, and is no constant
+    "Whether something is a signal: a tensor."
+    return isinstance(x, Tensor)
 
 # %% ../nbs/13_rules.ipynb #f1b0cc94
 class UnitNumbers:
