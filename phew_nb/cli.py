@@ -147,11 +147,11 @@ def _recorded(configs, out):
 
 def _compared(configs, out, args, **how):
     "Run what is missing, and show what there is."
-    from phew_nb.sweep import Stopped, sweep
+    from phew_nb.sweep import sweep
     ours, failure = (configs, out, args.device, not args.quiet), None
     if args.dry_run: show_plan(sweep(*ours, dry_run=True, **how), args.json); return 0
     try: records = sweep(*ours, **how)
-    except KeyboardInterrupt as e: return 143 if isinstance(e, (Stopped, Terminated)) else 130 # sweep said the rest
+    except KeyboardInterrupt as e: return 143 if isinstance(e, Terminated) else 130 # sweep said the rest
     except OSError as e: records, failure = _recorded(configs, out), e
     shown = show_results(records, out, args) if records else True
     if failure: told('stopped', why(failure))

@@ -34,7 +34,7 @@ from .metrics import path_trace, widths
 from .pruners import prune, pruners
 from .rewire import reinit, shuffle, survivors, widen
 from .walks import phew, walk_order
-from .config import Config, auto_recipe, grid, known, resolved_init, run_name, settings
+from .config import Config, auto_recipe, grid, known, network_defaults, resolved_init, run_name, settings
 
 # %% ../nbs/61_experiments.ipynb #3d057582
 # what stands in modules that come later, under the names that it has here
@@ -115,7 +115,7 @@ def config_model(config:Config, # what a run is made of
                  n_out:int, # number of outputs
                 ) -> nn.Module: # on the CPU
     "The network of a run, at its initial weights."
-    own = {k: getattr(config, k) for k in {'hidden', 'bn', 'width'} & model_takes(config.model)}
+    own = {k: getattr(config, k) for k in network_defaults.keys() & model_takes(config.model)}
     own = {k: v for k,v in own.items() if v is not None}
     whole = type(model_default(config.model, 'width')) is int and (config.width or .5).is_integer()
     if whole: own['width'] = int(config.width) # a network of its own that counts in channels
@@ -298,7 +298,7 @@ def order_name(config:Config # what a run is made of
               ) -> str|None: # None where the method does not walk, or keeps all
     "A name that runs have in common which differ in their density alone."
     if walk_settings(config.method) is None or config.density == 1: return None
-    return run_name(replace(config, density=.5, rewire='as pruned', reinit='as drawn'))
+    return run_name(replace(config, density=.5, rewire=Config.rewire, reinit=Config.reinit))
 
 # %% ../nbs/61_experiments.ipynb #76f3b806
 def prune_ahead(configs:Iterable[Config] # of the runs to come

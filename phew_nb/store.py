@@ -11,7 +11,7 @@ import errno, inspect, json, math, os, warnings
 from contextlib import contextmanager
 from pathlib import Path
 from .files import write_bytes
-from .config import name_of
+from .config import Config, name_of
 
 # %% ../nbs/62_store.ipynb #0919e7e6
 _not_finite = {'inf': math.inf, '-inf': -math.inf, 'nan': math.nan}
@@ -116,7 +116,7 @@ def set_aside(path:Path # of a file in a store
     return f'; it is now in {to.parent}'
 
 # %% ../nbs/62_store.ipynb #c61941ad
-_as_made = dict(rewire='as pruned', reinit='as drawn')
+_as_made = dict(rewire=Config.rewire, reinit=Config.reinit)
 
 def _of_today(record):
     "A record; one that has `rewire` beside its settings, as lines were written once, under the name of today."
@@ -149,6 +149,10 @@ def _write(folder, kind, run, text):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, text)
         size = path.stat().st_size
+    _check_size(path, size, text)
+
+def _check_size(path, size, text):
+    "Raise OSError unless all of a text was written."
     if size != len(text): raise OSError(f"'{path}' was written in part: {size} of {len(text)} bytes; is the disk full?")
 
 # %% ../nbs/62_store.ipynb #6a350b09
@@ -206,9 +210,7 @@ def append_line(path:Path, # of a file of JSON lines; its folder exists
     with open(path, 'ab+', buffering=0) as f:
         f.seek(max(0, f.seek(0, os.SEEK_END) - 1))
         text = b'\n'*(f.read(1) not in (b'', b'\n')) + as_text(record)
-        written = f.write(text)
-        if written != len(text): raise OSError(
-            f"'{path}' was written in part: {written} of {len(text)} bytes; is the disk full?")
+        _check_size(path, f.write(text), text)
         os.fsync(f.fileno())
 
 # %% ../nbs/62_store.ipynb #d683d419
