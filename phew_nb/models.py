@@ -198,6 +198,12 @@ def _conv_bn(n_in, n_out, size=3, stride=1, **more):
 
 def _head(n_in, n_out): return _chain(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), linear=nn.Linear(n_in, n_out))
 
+def _classifier(n_in, hidden, n_out):
+    sizes = [4*n_in, *hidden]
+    more = {f'hidden{l+1}': _chain(linear=nn.Linear(*sizes[l:l+2]), act=nn.ReLU(), drop=nn.Dropout())
+            for l in range(len(hidden))}
+    return _chain(pool=nn.AdaptiveMaxPool2d(2), flatten=nn.Flatten(), **more, linear=nn.Linear(sizes[-1], n_out))
+
 def _vgg_block(n_in, n_out, n_convs, pool):
     convs = {f'conv{i+1}': _conv_bn(n_in if i==0 else n_out, n_out, act=nn.ReLU()) for i in range(n_convs)}
     return _chain(**convs, **(dict(pool=nn.MaxPool2d(2)) if pool else {}))
@@ -208,17 +214,19 @@ def _widths(channels, width): return [max(1, round(width*c)) for c in channels]
 def vgg19(n_out:int, # number of outputs, the classes
           n_in:int=3, # channels of the images
           width:float=1., # multiplies the number of channels of every layer
+          hidden:Sequence[int]=(), # units of linear layers before the output: (1024, 1024) for Tiny-ImageNet
           last_pool:str='avg', # what ends block five: 'avg', over the whole map, or 'max', and then the average
           init:str='kaiming_normal', # a name in `inits`
           seed:int|torch.Generator|None=None, # source of the initial weights
          ) -> nn.Module: # from (batch, n_in, height, width), 16x16 or larger, to (batch, n_out)
-    "VGG19 with batch normalisation and one linear layer."
-    _check_sizes(n_out, n_in)
+    """VGG19 with batch normalisation and one linear layer, as for CIFAR; or, with `hidden`, max-pooling to 2x2 pixels
+    and several linear layers, with dropout between them."""
+    _check_sizes(n_out, n_in, *hidden)
     pools = [True]*4 + [look_up(dict(avg=False, max=True), last_pool, 'pooling')]
     channels = [n_in, *_widths([64, 128, 256, 512, 512], width)]
     def build():
         blocks = {f'block{b+1}': _vgg_block(*channels[b:b+2], n, pools[b]) for b,n in enumerate([2, 2, 4, 4, 4])}
-        return _chain(**blocks, head=_head(channels[-1], n_out))
+        return _chain(**blocks, head=_classifier(channels[-1], hidden, n_out) if hidden else _head(channels[-1], n_out))
     return initialized(build, init, seed)
 
 # %% ../nbs/01_models.ipynb #e0142bcf

@@ -22,6 +22,7 @@ trace_pairs = { # network and data set of section 5: size of an image, classes, 
     ('resnet20', 'cifar100'):      ((3, 32, 32), 100, 3),
     ('vgg19', 'cifar100'):         ((3, 32, 32), 100, 3),
     ('vgg19', 'tiny_imagenet'):    ((3, 64, 64), 200, 1)}
+trace_networks = {('vgg19', 'tiny_imagenet'): dict(hidden=[1024, 1024])} # what else a network is made with
 trace_methods = ('phew', 'random', 'uniform', 'erk', 'magnitude', 'snip', 'iter_snip', 'grasp', 'synflow', 'synflow_l2',
                  'phew_kernel', 'phew_uniform', 'phew_inverse', 'phew_squared')
 trace_densities = .5, .2, .1, .05, .02, .01
@@ -30,11 +31,12 @@ def trace_jobs():
     "Every network and its data, method, density and seed, a seed of all before the next."
     for s, ((m, data), (*_, seeds)) in itertools.product(range(3), trace_pairs.items()):
         if s >= seeds: continue
-        yield dict(model=m, data=data, method='dense', density=1., seed=s)
+        job = dict(model=m, data=data, **trace_networks.get((m, data), {}))
+        yield job | dict(method='dense', density=1., seed=s)
         for d, method in itertools.product(trace_densities, trace_methods):
             if (method, d) == ('phew_inverse', .5): continue # inverse walks hardly ever find the large weights that are left
             if method == 'iter_snip' and data != 'cifar10': continue # thirty gradients of ten examples of 100 or 200 classes
-            yield dict(model=m, data=data, method=method, density=d, seed=s)
+            yield job | dict(method=method, density=d, seed=s)
 
 def log10(n): return math.log10(n) if n else -math.inf
 
