@@ -441,8 +441,9 @@ def sweep_options() -> list: # for `read_line`
         option('track', 'NAME', word, None, 'tensorboard or wandb (offline too): losses and accuracies go there as '
                'well', how), *_cluster(), *talk_options()]
 
-def _cluster(group='on a cluster'):
+def _cluster():
     "Options for Ray."
+    group = 'on a cluster'
     address = 'of a cluster of Ray that runs, or auto; default: one of this machine is started'
     return [option('engine', 'NAME', word, 'local', 'local, or ray (default: local)', group),
             option('address', 'ADDRESS', word, None, address, group),

@@ -10,12 +10,12 @@ __all__ = ['known', 'usual_methods', 'any_network', 'name_list', 'listing', 'of_
 # %% ../nbs/68_options.ipynb #d2ebc698
 import os
 from collections import Counter
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, replace
 from functools import cache
 from math import nan, prod
 from textwrap import shorten
 from warnings import warn
-from .config import Config, grid, idle_settings, known as known_names
+from .config import Config, grid, idle_settings, known as known_names, network_defaults
 from .lines import notes, number, option, seeds, several, whole, word
 
 # %% ../nbs/68_options.ipynb #02d7c2b8
@@ -70,15 +70,12 @@ _titles = dict(method=('methods', 'my_file.py:f'), data=('data sets', 'a folder 
                recipe=("recipes: the paper's, for a network and its data, and one for all else", ''),
                init=('initial weights', ''), reinit=('weights drawn anew for the masks (reinit)', ''))
 
-def _shortened(text, wide=53):
-    "A line that ends where it must, at the end of a word."
-    return shorten(text, wide, placeholder=' ...')
-
 def name_list(what:str # 'data', 'model', 'method' or 'recipe'
              ) -> str: # a line for each
     "The names of a kind, as `--list` shows them."
     rows = known_names(what).items()
-    return '\n'.join(f'  {name:<22} {_shortened(_line_on(what, name, entry))}'.rstrip() for name,entry in rows)
+    line = lambda name, entry: shorten(_line_on(what, name, entry), 53, placeholder=' ...')
+    return '\n'.join(f'  {name:<22} {line(name, entry)}'.rstrip() for name,entry in rows)
 
 def _names(kind):
     "The names of a kind, under their title."
@@ -98,8 +95,7 @@ def of_config(name:str, # of a field of `Config`
               also:tuple=(), # other names that are understood
              ) -> dict: # a row, for `read_line`
     "An option that is a field of `Config`: its default, and its line of help, come from there."
-    default = {f.name: f for f in fields(Config)}[name].default
-    text = text or said_of(name)
+    default, text = getattr(Config, name), text or said_of(name)
     return option(name, takes, read, default, text + default_words(default, text), group, also)
 
 # %% ../nbs/68_options.ipynb #778b916d
@@ -130,9 +126,9 @@ def fraction(text:str # of a line
     return value
 
 # %% ../nbs/68_options.ipynb #af53004c
-def network_options(group:str='the network' # heading on the help page
-                   ) -> list: # rows, for `read_line`
+def network_options() -> list: # rows, for `read_line`
     "Options that describe the network."
+    group = 'the network'
     size = ('a folder of images or data of your own: cut each image to a square of so many pixels; '
             'default: as they are')
     init = 'initial weights: a name of --list; auto: kaiming_normal, or those of a network of your own'
@@ -154,9 +150,9 @@ usual_methods = 'dense', 'phew', 'synflow', 'synflow_l2', 'snip', 'grasp', 'erk'
 any_network = ('a network that --list names; or your own: my_file.py:Net or package.module:make, called with what it '
                'takes of n_out, n_in, input_size and seed; or timm:NAME, hf:NAME')
 
-def what_options(group:str='what is compared' # heading on the help page
-                ) -> list: # rows, for `read_line`
+def what_options() -> list: # rows, for `read_line`
     "Options that say what is compared."
+    group = 'what is compared'
     data = ('a data set that --list names; a folder of images; or your own: my_file.py:make, a function that gives '
             '(training, test), each pairs of an example and its class (default: digits)')
     methods = ('methods that --list names, with commas; all; your own: my_file.py:f (default: '
@@ -170,9 +166,9 @@ def what_options(group:str='what is compared' # heading on the help page
             option('seeds', 'N', seeds, (0, 1, 2), count, group, ('seed',))]
 
 # %% ../nbs/68_options.ipynb #6fb4b5b9
-def training_options(group:str='training' # heading on the help page
-                    ) -> list: # rows, for `read_line`
+def training_options() -> list: # rows, for `read_line`
     "Options that say how networks are trained."
+    group = 'training'
     return [of_config('epochs', 'N', whole(1), group),
             of_config('recipe', 'NAME', word, group, "how it is trained: a name of --list; auto: the paper's for this "
                       'network and data, where there is one'),
@@ -182,9 +178,9 @@ def training_options(group:str='training' # heading on the help page
             of_config('test_per_class', 'N', whole(1), group),
             of_config('amp', 'NAME', word, group, 'mixed precision, bf16 or fp16; default: none')]
 
-def where_options(group:str='where' # heading on the help page
-                 ) -> list: # rows, for `read_line`
+def where_options() -> list: # rows, for `read_line`
     "Options that say where results go, and where runs run."
+    group = 'where'
     out = 'folder of the results, made if need be (default: phew_results)'
     return [option('out', 'FOLDER', word, 'phew_results', out, group),
             option('device', 'NAME', word, None, 'cpu or cuda; default: the GPU if there is one', group)]
@@ -210,12 +206,11 @@ def _recipe(args):
 def _check_used(args):
     "Raise ValueError where an option would change nothing, for the network has no such setting."
     from phew_nb.models import model_takes
-    takes, default = model_takes(args.model), Config()
-    sets = 'hidden', 'bn', 'width'
-    asked = [name for name in sets if getattr(args, name) not in (None, [], getattr(default, name))]
-    others = ' and '.join(f'--{name}' for name in sets if name in takes)
-    for name in idle_settings(asked, [args.model]): raise ValueError(f'--{name} would change nothing: {args.model} '
-                                       + (f'takes {others}' if others else 'takes none of --hidden, --bn, --width'))
+    asked = [name for name,usual in network_defaults.items() if getattr(args, name) not in (None, [], usual)]
+    every = [f'--{name}' for name in network_defaults]
+    takes = ' and '.join(flag for flag in every if flag[2:] in model_takes(args.model)) or f'none of {", ".join(every)}'
+    for name in idle_settings(asked, [args.model]): raise ValueError(
+        f'--{name} would change nothing: {args.model} takes {takes}')
 
 def network_fields(args # what `read_line` gives
                   ) -> dict: # from field to value; ValueError where one would change nothing
