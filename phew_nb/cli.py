@@ -287,6 +287,7 @@ def _check_prune(args, data):
     if args.method not in need_data: return
     if data is None: raise ValueError(f'{args.method!r} looks at data: name a data set with --data')
 
+# %% ../nbs/69_cli.ipynb #51a5e5d3
 def _traced(config, model, size, data):
     "The graph of a network, and what its pruner is called with: the size of an input, or, for tokens, the graph."
     from phew_nb.experiments import config_graph, config_size
@@ -523,6 +524,7 @@ def _write_latex(folder, path):
     if not records: raise ValueError(f"no run in '{folder}' has a result yet: there is no table to write")
     write_bytes(path, results_table(records).to_latex().encode())
 
+# %% ../nbs/69_cli.ipynb #6d68bd43
 def _make_report(folder, args):
     "The work of phew_report."
     with at_the_door():

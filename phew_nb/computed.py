@@ -81,6 +81,7 @@ def has_weights(self:WeightNumbers, t):
     "Whether `behind` has an answer, without writing it down; truth values are no weights."
     return is_strided(t) and t.dtype != torch.bool and (self.parameter(t) is not None or self.made.get(t) is not None)
 
+# %% ../nbs/16_computed.ipynb #1d130a51
 @patch
 def weights_in(self:WeightNumbers, tensors):
     "Those that have weights; a mask that is a parameter is a constant where it meets as many weights, or more."

@@ -74,6 +74,7 @@ def _plain(tensor):
     if tensor.layout != torch.strided: tensor = tensor.to_dense()
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
+# %% ../nbs/04_data.ipynb #b3b48c43
 def _array(item, what):
     "An array of a tensor, or of anything else that is one input; ValueError where it is none."
     arrays = isinstance(item, (tuple, list)) and any(hasattr(a, 'convert') or getattr(a, 'ndim', 0) for a in item)
@@ -236,6 +237,7 @@ def _pair(item, what='an example'):
                                "example and its class")
     return item[x[0]], item[label]
 
+# %% ../nbs/04_data.ipynb #2e72c6cf
 def as_bytes(*splits # tensors of any numbers
             ) -> list[torch.Tensor]: # uint8, where all are bytes or whole 255ths; of tokens int64; else float32
     "Fractions as bytes, where nothing is lost in any split."
@@ -327,6 +329,7 @@ def _make(train, test, classes, name):
     train, test = replace(train, x=x), replace(test, x=test_x)
     return Data(name, train, test, classes, *channel_stats(x), augments=augments)
 
+# %% ../nbs/04_data.ipynb #ca86c3e0
 @patch(cls_method=True)
 def from_dataset(cls:Data,
                  train:Sequence, # pairs of an example and its class
@@ -429,6 +432,7 @@ def _from_loaders(dls, name, size):
     if vocab and isinstance(vocab[0], Sequence) and not isinstance(vocab[0], str): vocab = list(vocab[-1]) # after words
     return Data.from_dataset(items(dls.train_ds), items(dls.valid_ds), size, vocab or None, name)
 
+# %% ../nbs/04_data.ipynb #72c17f21
 def as_data(found, # a `Data`, (training, test), a dictionary with `train` and `test`, or fastai `DataLoaders`
             name:str='own', # in records and figures
             size:int|None=None, # images are cut to squares of so many pixels; None: as they are
@@ -461,6 +465,7 @@ class DataRow:
 def _digits_transform(n_per_class=None, seed=0): return transformation(digits(), n_per_class, seed)
 def _mnist_transform(n_per_class=1000, seed=0): return transformation(image_data('mnist'), n_per_class, seed)
 
+# %% ../nbs/04_data.ipynb #22192a88
 # name -> the function that loads it, or a `DataRow`
 datasets = {'digits': digits, **{name: partial(image_data, name) for name in sources},
             'digits_transform': DataRow(_digits_transform, 'transformation'),

@@ -97,6 +97,7 @@ def _size_of(config, source):
     if 'size' in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values()): return dict(size=config.image_size)
     raise ValueError(f'{config.data} has images of one size: image_size (--image-size) is for data of your own')
 
+# %% ../nbs/61_experiments.ipynb #752c74ca
 def config_data(config:Config # what a run is made of
                ) -> Data: # ValueError, FileNotFoundError: what is missing
     "The data set of a run."

@@ -56,6 +56,7 @@ def _check_size(input_size):
                                 f"32) or (784,), not {_said(input_size)}")
     return True
 
+# %% ../nbs/18_graph.ipynb #3d54fc12
 def _said(size):
     "What was given for a size; of tensors, where they belong."
     if any(hasattr(t, 'shape') for t in tree_leaves(size)): return (
@@ -106,6 +107,7 @@ def named_tensors(tree, # what a model takes or returns
     else: return []
     return [pair for key, part in parts for pair in named_tensors(part, f'{name}.{key}'.lstrip('.'), (*seen, id(tree)))]
 
+# %% ../nbs/18_graph.ipynb #a8a29133
 @patch
 def number_inputs(self:Tracer, example, channel_dim, across=()):
     """A unit for each channel of every input; inputs of integers (row numbers of embeddings) have none.

@@ -63,6 +63,7 @@ def mask_words(mask:Tensor, # boolean, of the whole tensor's shape
     mask, words = local_mask(mask, like), _words(torch.empty_like(local_part(like), requires_grad=False))
     return words.copy_(mask if words.ndim == mask.ndim else mask[..., None])
 
+# %% ../nbs/21_keeping.ipynb #3ad70070
 class _Zeroes:
     "Zeroes, in place, what a mask leaves out of a tensor of its shape."
     def __init__(self, mask): self.mask, self.layout, self.bits = mask, None, None
@@ -100,6 +101,7 @@ class _Guard:
         if self.hook is not None: self.hook.remove()
         if _guards.get(id(self.param)) is self: del _guards[id(self.param)]
 
+# %% ../nbs/21_keeping.ipynb #28508c81
 def _listen(param):
     "Hook the gradients of a parameter, frozen or not; None where it can never have any."
     frozen = not param.requires_grad
@@ -214,6 +216,7 @@ def _steps_on(layer, optimizer):
     own = [guard.param for guard in layer.guards.values()] + list(layer.module().parameters())
     return any(id(param) in params for param in own)
 
+# %% ../nbs/21_keeping.ipynb #9b44aa20
 @patch
 def look(self: _LayerMasks, optimizer=None):
     "Guard the weights that the layer has now; RuntimeError where that cannot be, unless another layer is trained."
@@ -323,6 +326,7 @@ def _note(model, names):
             places[own] = weakref.ref(module)
     for parent in parents: _known.setdefault(parent, weakref.WeakSet()).update(parent.children())
 
+# %% ../nbs/21_keeping.ipynb #37770384
 def _changed_places(parent, name, old, new):
     "Did a module only move: is the new one known here, or the old one still here under another name?"
     elsewhere = (m for n, m in parent._modules.items() if n != name and m is not None)

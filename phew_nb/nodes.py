@@ -106,6 +106,7 @@ def pick(self:Layer,
     t = like(t, self.param)
     return self.arranged(t.as_strided((t.numel(),), (1,), t.storage_offset()))
 
+# %% ../nbs/10_nodes.ipynb #b6b16bc8
 @patch
 def usable(self:Layer,
            masks=None, # parameter name -> boolean tensor; None: every weight is kept

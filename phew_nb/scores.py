@@ -365,6 +365,7 @@ def _mode_fixed_by(model):
     if isinstance(model, torch.jit.TopLevelTracedModule): return 'torch.jit.trace'
     return 'torch.export' if isinstance(model, torch.fx.GraphModule) and 'eval' in vars(model) else None
 
+# %% ../nbs/40_scores.ipynb #15967d5b
 def _norms_written_out(model):
     "Whether the program of a network calls batch normalisation, which then is no module."
     return isinstance(model, torch.fx.GraphModule) and any('batch_norm' in str(n.target) for n in model.graph.nodes)

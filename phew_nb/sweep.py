@@ -153,7 +153,6 @@ def once(config:Config, # what the run is made of
             return go()
 
 # %% ../nbs/64_sweep.ipynb #f38a2161
-# from a name to the callbacks of fastai that write there: how, config -> callbacks
 def _tensorboard(how, config):
     from fastai.callback.tensorboard import TensorBoardCallback
     folder = Path(how.out)/'tensorboard'/f'{label(config)} {run_name(config)}'.replace(' ', '_')
@@ -165,6 +164,8 @@ def _wandb(how, config):
     wandb.init(project='phew_nb', dir=str(how.out), name=label(config), id=run_name(config), config=settings(config))
     return [WandbCallback(log_preds=False, log_model=False, log_dataset=False)]
 
+# %% ../nbs/64_sweep.ipynb #c7bb9d64
+# from a name to the callbacks of fastai that write there: how, config -> callbacks
 trackers = dict(tensorboard=_tensorboard, wandb=_wandb)
 
 def check_tracker(track:str # a name in `trackers`
@@ -239,6 +240,7 @@ def failure(config:Config, # of the run
     return dict(run=run_name(config), error=repr(error), reason=reason(error), sweep=how.id,
                 settings=settings(config), traceback=''.join(traceback.format_exception(error)))
 
+# %% ../nbs/64_sweep.ipynb #7bf75f0a
 def perform(configs:list[Config], # of one run, or of some that are trained together
             how:How, # the settings of the sweep
             tell:Callable, # called with a word ('begin', 'done', 'failed'), a run's name and its record or failure
@@ -335,6 +337,7 @@ def _deaf():
     try: yield
     finally: signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
+# %% ../nbs/64_sweep.ipynb #5b1f7c7b
 class Workers:
     "Processes that do the runs of a sweep; one that dies is replaced."
     def __init__(self, parts, how, n):

@@ -66,12 +66,13 @@ def _lost_of_all(s, n):
 # %% ../nbs/41_synflow.ipynb #8c69305c
 def _flow_steps(s, steps, gradients, watch):
     "Prune step by step, to the numbers in `steps`; `gradients()` gives the derivatives by `s.views`."
+    now = lambda: Masks({name: mask.cpu() for name, mask in s.split(s.alive).items()})
     for i, n in enumerate(steps):
         for name, grad in gradients().items(): torch.mul(grad, s.factors[name].detach(), out=s.scores[name])
         if i == 0: check_finite(s.scores) # positive sums only fall from here
         _keep_best(s, n)
-        if watch: watch(i, Masks({name: mask.cpu() for name, mask in s.split(s.alive).items()}))
-    return Masks({name: mask.cpu() for name, mask in s.split(s.alive).items()})
+        if watch: watch(i, now())
+    return now()
 
 # %% ../nbs/41_synflow.ipynb #95599e79
 def _ones(net, graph, input_size):
@@ -141,6 +142,7 @@ def _scale(layer, power):
     now, was = (t.detach().cpu().abs().double()**power for t in (layer.values, layer.pick(layer.param)))
     return _times(torch.where(was > 0, now/was.masked_fill(was == 0, 1), 1.), usable)
 
+# %% ../nbs/41_synflow.ipynb #89b3bee2
 def _times(values, scale): return values if scale is None else values*scale
 
 def _edge_gradients(flow, scales):

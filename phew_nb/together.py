@@ -9,14 +9,15 @@ __all__ = ['largest', 'shared_settings', 'pays', 'groups', 'Stack', 'stack_step'
 # %% ../nbs/63_together.ipynb #0f00ec74
 import json, math, time, torch, torch.nn.functional as F
 from collections.abc import Iterable
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
 from .config import Config, settings
 from .data import Batches
 from .keeping import mask_words, zero_together
 from .models import model_takes
 from .training import optimizers
 from .experiments import loss_of, need_training, own_chance, prepared, record_of, stream, summed_up
-from torch import nn
-from torch.func import functional_call, stack_module_state, vmap
+
 
 # %% ../nbs/63_together.ipynb #1da5ec5f
 _own = 'method', 'density', 'seed', 'options', 'init', 'prune_per_class', 'rewire', 'reinit' # may differ
@@ -59,20 +60,11 @@ class Stack:
                 ):
         params, _ = stack_module_state(models)
         self.params = {name: p.detach().clone().requires_grad_() for name,p in params.items()}
-        self.masks = self._stacked(masks)
+        self.masks = _stacked(masks, self.params)
         self.call, self.recipe = models[0], recipe
         how = dict(optimizers[recipe.optimizer](recipe))
         self.opt = how.pop('opt')(self.params.values(), lr=recipe.lr, **how)
         self.zero()
-
-    def _stacked(self, masks):
-        "Name -> the masks of all networks, as `zero_together` takes them; of the parameters that have any."
-        masks, found = [m or {} for m in masks], {}
-        for name,p in self.params.items():
-            if not any(name in m for m in masks): continue
-            whole = torch.ones_like(p[0], dtype=torch.bool)
-            found[name] = mask_words(torch.stack([m.get(name, whole).to(p.device) for m in masks]), p)
-        return found
 
     def zero(self, gradients=False): # ...or gradients in place of weights
         "Set masked weights to zero."
@@ -81,6 +73,16 @@ class Stack:
 
     def __call__(self, x): # (networks, batch, ...), or the same (batch, ...) for all
         return vmap(lambda p, x: functional_call(self.call, p, (x,)), in_dims=(0, 0))(self.params, x)
+
+# %% ../nbs/63_together.ipynb #d317e0dc
+def _stacked(masks, params):
+    "Name -> the masks of all networks, as `zero_together` takes them; of the parameters that have any."
+    masks, found = [m or {} for m in masks], {}
+    for name,p in params.items():
+        if not any(name in m for m in masks): continue
+        whole = torch.ones_like(p[0], dtype=torch.bool)
+        found[name] = mask_words(torch.stack([m.get(name, whole).to(p.device) for m in masks]), p)
+    return found
 
 # %% ../nbs/63_together.ipynb #6cb7fa1e
 def stack_step(stack:Stack, # changed in place

@@ -176,6 +176,7 @@ def _as_of_tensors(device):
     if device.type == 'cpu': return torch.device('cpu')
     return device if device.index is not None else torch.empty(0, device=device).device
 
+# %% ../nbs/51_training.ipynb #3ebf3fc2
 class ArrayDL(TfmdDL):
     "Batches from memory, as a fastai `DataLoader`."
     def __init__(self,
@@ -456,6 +457,7 @@ def _of_one_example(learn):
             'holds one example, and batch normalisation needs two or more in training: '
             f"take another batch size{f' than {size}'*bool(size)}, which leaves no single example over")
 
+# %% ../nbs/51_training.ipynb #5fd2a526
 class SparseLearner(Resumable):
     "A fastai `Learner` that follows a recipe."
     recipe, deterministic = None, False
