@@ -86,6 +86,10 @@ def test_formulas_are_rendered_and_directives_hidden(pages):
     assert '<math' in pages['34_walks.html']
     for name, text in pages.items(): assert '#| ' not in text and '#| hide' not in text, f'{name} shows a directive'
 
+def test_a_page_does_not_begin_with_the_imports_of_its_module(pages):
+    assert 'tqdm.auto' not in pages['34_walks.html'] # exported, and nothing but imports
+    assert 'phew_nb.walks' in pages['index.html'] # an example shows its own
+
 def test_the_page_to_play_with_needs_nothing_else(pages):
     text = pages['tutorials/watch.html']
     assert not [word for word in (' src=', '<link', '@import', 'fetch(') if word in text] and '__' not in text

@@ -1,5 +1,5 @@
 "Build the site as plain HTML, without Quarto: `python tools/site.py --out DIR`."
-import argparse, html, os, re, shutil
+import argparse, ast, html, os, re, shutil
 from pathlib import Path
 
 import nbformat, yaml
@@ -60,12 +60,18 @@ def site_link(page, url):
     cfg = get_config(path=root)
     return f'{cfg.git_url}/blob/{cfg.branch}/{place.relative_to(root).as_posix()}'
 
+def only_imports(cell):
+    "Whether a cell imports, and says what it hands on, and does nothing else."
+    def is_list(n): return isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == '_all_'
+    return all(isinstance(n, (ast.Import, ast.ImportFrom)) or is_list(n) for n in ast.parse(cell.source).body)
+
 def shown(cell):
-    "A cell as the site shows it, without what its directives hide; None if nothing is left."
+    "A cell as the site shows it, without what its directives hide, and without a module's imports; None if nothing is left."
     found = directives(cell)
     if cell.cell_type not in ('code', 'markdown'): return None
     if cell.cell_type == 'markdown': return dict(cell, metadata={})
     if {'hide', 'default_exp'} & found.keys() or found.get('include') == 'false': return None
+    if 'export' in found and only_imports(cell): return None
     outs = [] if found.get('output') == 'false' else cell.get('outputs', [])
     source = '' if found.get('echo') == 'false' else without_directives(cell.source)
     kind = 'exported' if 'export' in found else ''
