@@ -74,6 +74,13 @@ def test_outputs_are_stored_and_hold_no_errors(path):
     assert not [o for o in outputs if o['output_type'] == 'error']
     printed = ''.join(line for o in outputs for line in o.get('text', []))
     assert not (m := re.search('<ipython-input.*|.*site-packages/(?!phew_nb).*Warning.*', printed)), f'{path.name}: {m[0]}'
+    assert not (m := re.search(r'temp/tmp\w{8}.*', printed)), f'{path.name}: the name of a temporary folder: {m[0]}'
+
+@pytest.mark.parametrize('path', notebooks, ids=ids)
+def test_every_figure_says_what_it_shows(path):
+    cells = json.loads(path.read_text(encoding='utf-8'))['cells']
+    shown = [''.join(c['source']) for c in cells if any('image/png' in o.get('data', {}) for o in c.get('outputs', []))]
+    assert not (mute := [s for s in shown if not re.search(r'^#\| fig-alt: \S', s, re.M)]), f'{path.name}: {mute[0][:200]}'
 
 @pytest.mark.parametrize('path', notebooks, ids=ids)
 def test_draws_of_a_notebook_are_seeded(path):

@@ -35,6 +35,7 @@ def clean_text(text):
     text = re.sub(r'[^\n]*\r(?!\n)', '', text)
     text = re.sub(r'[\x00-\x08\x0b-\x1f\x7f]', '', text)
     for place, name in places(): text = re.sub(re.escape(place) + r'(?![\w-])', name, text)
+    text = re.sub(r'\btemp/tmp\w{8}\b', 'temp', text) # another one each time
     return clean_warnings(text)
 
 def clean_output(out):
