@@ -265,11 +265,12 @@ class RecipeSchedule(Callback):
     def __init__(self,
                  recipe:Recipe, # its drops are scaled to the length of the run
                 ): self.recipe, self.log, self.rate = recipe, [], None
-    def before_fit(self): self.rate = None
+    def before_fit(self): self.rate = None if vars(self.learn).get('recipe') is None else self.recipe.lr
     def before_train(self):
-        changed = self.opt.hypers[-1]['lr']/self.rate if self.rate else 1.
-        self.rate = self.recipe.lr_at(self.epoch, self.n_epoch)*changed
-        self.opt.set_hyper('lr', self.rate)
+        *_, last = now = [float(h['lr']) for h in self.opt.hypers]
+        changed = last/self.rate if self.rate else 1. # (`rate` is the recipe's)
+        self.rate = self.recipe.lr_at(self.epoch, self.n_epoch)
+        self.opt.set_hyper('lr', [self.rate*changed*(lr/last if last else 1.) for lr in now])
         self.log = self.log[:self.epoch] + [dict(self.opt.hypers[-1])]
     def state_dict(self): return dict(log=self.log, rate=self.rate)
     def load_state_dict(self, state): self.log, self.rate = state['log'], state['rate']

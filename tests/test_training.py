@@ -77,6 +77,38 @@ def test_a_fastai_learner_of_ones_own_with_one_cycle_and_freezing():
     learn = Learner(data_loaders(data, 50, device='cpu'), model, CrossEntropyLossFlat(), cbs=KeepMasks)
     with quiet(learn): learn.fit_one_cycle(1, 1e-2, cbs=LookAtEveryStep(masks))
 
+schedules = dict(one_cycle=lambda learn: learn.fit_one_cycle(3, .05), flat_cos=lambda learn: learn.fit_flat_cos(3, .05),
+                 sgdr=lambda learn: learn.fit_sgdr(2, 1, .05), tune=lambda learn: learn.fine_tune(2, .05))
+
+@pytest.mark.parametrize('schedule', schedules.values(), ids=schedules.keys())
+def test_schedules_of_fastai_are_followed_over_several_epochs(schedule):
+    "Step by step the rates that a plain learner has."
+    def rates(make):
+        with quiet(learn := make(data_loaders(data, 50, device='cpu'), mlp([64, 8, 10], seed=0))): schedule(learn)
+        return learn.recorder.lrs
+    assert rates(sparse_learner) == rates(partial(Learner, loss_func=CrossEntropyLossFlat(), opt_func=SGD))
+
+def test_a_rate_that_is_asked_for_takes_the_place_of_the_recipes():
+    def log(ask, **how):
+        learn = sparse_learner(data_loaders(data, 50, device='cpu'), mlp([64, 8, 10], seed=0), **how)
+        with quiet(learn): ask(learn)
+        return learn
+    for learn in log(lambda learn: learn.fit(4, .02)), log(lambda learn: learn.fit_recipe(4), lr=.02):
+        assert np.allclose([row['lr'] for row in learn.recipe_schedule.log], [.02, .02, .002, .0002], rtol=1e-12)
+    two = lambda model: [list(model[:2].parameters()), list(model[2:].parameters())] # groups of parameters
+    learn = log(lambda learn: learn.fit(4, slice(.001, .02)), splitter=two)
+    assert np.allclose([h['lr'] for h in learn.opt.hypers], [1e-5, 2e-4], rtol=1e-12)
+
+class HalfOnce(Callback):
+    "Halves the rate after the first epoch."
+    def after_epoch(self):
+        if self.epoch == 0: self.opt.set_hyper('lr', self.opt.hypers[-1]['lr']/2)
+
+def test_a_rate_that_was_changed_stays_changed():
+    learn = sparse_learner(data_loaders(data, 50, device='cpu'), mlp([64, 8, 10], seed=0), cbs=HalfOnce())
+    with quiet(learn): learn.fit_recipe(4)
+    assert np.allclose([row['lr'] for row in learn.recipe_schedule.log], [.1, .05, .005, .0005], rtol=1e-12)
+
 def test_export_and_load(tmp_path):
     model = mlp([64, 16, 10], seed=0)
     masks = random_masks(model)
