@@ -77,8 +77,8 @@ class Claims:
         if changed: raise ValueError(f'{self.path}: run the notebook again, the verdicts of {changed} are others than its file says')
 
     def table(self):
-        "The closing table of a notebook: `paper | here | scale | holds?`."
-        order = list(self.records)
+        "The closing table of a notebook: `paper | here | scale | holds?`; records of skipped cells last, whether they ran or not."
+        order = [name for name, r in self.records.items() if not r.get('skipped')]
         records = sorted(self.all(), key=lambda r: order.index(r['id']) if r['id'] in order else len(order))
         rows = [(f"{r['claim']} ({r['section']})", r['number'], r['scale'], r['verdict']) for r in records]
         return markdown_table(rows, ('paper', 'here', 'scale', 'holds?'))
