@@ -9,7 +9,7 @@ __all__ = ['summed', 'paired', 'reach', 'apart', 'leads_table']
 import math
 import numpy as np, pandas as pd
 from scipy.special import stdtrit # the quantiles of Student's t, without all of scipy.stats
-from .plots import Results, as_table, is_regression, tasks
+from .plots import Results, as_table, score_of, tasks
 
 # %% ../nbs/66_paired.ipynb #b6a349f0
 def summed(differences # numbers, one for each seed
@@ -45,8 +45,7 @@ def _by_seed(group, than):
     methods = list(dict.fromkeys(group.method))
     than = than or next((m for m in methods if m != 'dense'), 'dense')
     if than not in methods: raise ValueError(f'no record has the method {than!r}; there are {", ".join(methods)}')
-    score = group.mse.astype(float) if is_regression(group) else 100*group.accuracy.astype(float)
-    long, dense = group.assign(score=score), group.method == 'dense'
+    long, dense = group.assign(score=score_of(group).of(group)), group.method == 'dense'
     wide = long[~dense].pivot_table(index=['density', 'seed'], columns='method', values='score', sort=False)
     if dense.any(): wide['dense'] = wide.index.get_level_values('seed').map(long[dense].groupby('seed').score.mean())
     return wide.reindex(columns=[than] + [m for m in methods if m != than])
@@ -71,10 +70,9 @@ def leads_table(records, # dicts, a DataFrame, or the folder that holds them
     if 'seed' not in table: raise ValueError('the records have no seed: runs of the same seed are what is compared')
     groups, row, rows = tasks(table), _numbers if numeric else _words, []
     for task, group in groups.items():
-        digits = 4 if is_regression(group) else 1
         for density, first, method, difference in _leads(group, than):
             rows.append(({} if len(groups) == 1 else {'task': task})
-                        | dict(method=first, minus=method, density=density) | row(difference, digits))
+                        | dict(method=first, minus=method, density=density) | row(difference, score_of(group).digits))
     if not rows: raise ValueError('no two methods have a seed in common: there is nothing to compare')
     return pd.DataFrame(rows) if numeric else Results(pd.DataFrame(rows).astype(object))
 
