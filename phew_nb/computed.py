@@ -47,6 +47,7 @@ class WeightNumbers(UnitNumbers):
         super().__init__()
         self.model, self.made, self.params, self.copies = model, Numbers(torch.int64), {}, {}
         self.shut = Numbers(torch.bool, False) # of parameters and what is made of them: does a constant make it zero?
+        self.at_zero, self.not_zero = Numbers(torch.float64, 0.), set() # see `note_at_zero`
         self.told = {} # storages of what is no weight, and yet depends on the values of weights: w > 0
         named = list(model.named_parameters())
         self.masks = {name for name, p in named if is_mask(p)} # constants, where they meet weights
@@ -146,6 +147,7 @@ def follow_weights(self:WeightNumbers, func, name, args, kwargs, outs, given):
     if family == 'layer': # a product of parameters alone (or with constants)
         known = all(bool((self.behind(t) != -2).all()) for t in made)
         return [self.made.put(o, -3 if known else -2) for o in outs]
+    self.note_at_zero(func, args, kwargs, outs)
     same = name in ('_to_copy', 'clone') and (self.parameter(made[0]) is not None or self.is_copy(made[0]))
     for o in outs: self.copies[o.untyped_storage()._cdata] = StorageWeakRef(o.untyped_storage()) if same else None
     cut = self.is_cut(func, args, kwargs, made, outs[0])
@@ -272,6 +274,32 @@ def move_shut(self:WeightNumbers, func, args, kwargs, outs, made):
         return torch.zeros_like(t, dtype=torch.long) if shut is None else shut.long()
     for o, shut in zip(outs, rerun(func, args, kwargs, known, 0)): self.shut.put(o, shut.bool())
 
+# %% ../nbs/16_computed.ipynb #1f36d497
+@patch
+def with_zeros(self:WeightNumbers, t):
+    "A tensor as it would be if all single weights behind its entries were zero."
+    if not isinstance(t, Tensor) or not t.is_floating_point() or not self.has_weights(t): return t
+    known = self.at_zero.get(t)
+    return torch.where(self.behind(t) >= 0, torch.zeros_like(t) if known is None else known.to(t.dtype), t)
+
+@patch
+def note_at_zero(self:WeightNumbers, func, args, kwargs, outs):
+    "Note what an operation makes of weights that are zero, where that is something else."
+    args, kwargs = tree_map(self.with_zeros, (args, kwargs))
+    try: new = tensors_in(out_of_place(func)(*args, **kwargs))
+    except RuntimeError: return # (the inverse of a matrix of zeros)
+    for o, n in zip(outs, (n.nan_to_num(0) for n in new if n.is_floating_point())):
+        if o.shape == n.shape and (self.at_zero.get(o) is not None or bool(n.any())): self.at_zero.put(o, n)
+
+@patch
+def note_not_zero(self:WeightNumbers, block):
+    "Note the parameters whose zeros are no zeros in weights that are used, by more than rounding."
+    values, behind = self.at_zero.get(block), self.behind(block)
+    if values is None: return
+    high = (behind >= 0) & (values.abs() > 4*torch.finfo(block.dtype).eps*block.detach().abs().max())
+    self.not_zero |= {self.names[i] for i in self.owners(behind[high]).unique().tolist()}
+
+
 # %% ../nbs/16_computed.ipynb #b2a2d3ea
 @patch
 def is_copy(self:WeightNumbers, t):
@@ -287,7 +315,7 @@ def block(self:WeightNumbers, block):
     if found is not None:
         name, p = found
         parts = [(name, p, None, dict(stride=block.stride(), offset=block.storage_offset() - p.storage_offset()))]
-    else: parts = self.computed(block)
+    else: parts = self.computed(block); self.note_not_zero(block)
     for name, p, rows, where in parts:
         if p.numel() != 1 + sum((n-1)*s for n, s in zip(p.shape, p.stride())):
             raise TraceError(f"the parameter '{name}' does not fill its memory without gaps; make it contiguous")

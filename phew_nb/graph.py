@@ -256,6 +256,14 @@ def _say_frozen(graph, model):
     warnings.warn(f"the parameter '{frozen[0]}'{more} is frozen while others train, and yet its weights count and are "
                   "pruned; leave it out by keep_dense= if it is to stay as it is", stacklevel=caller_level())
 
+def _say_not_zero(names):
+    "Warn of weights that masks cannot take away."
+    more = f' (and {len(names) - 1} more)' if len(names) > 1 else ''
+    if names: warnings.warn(
+        f"a zero in '{names[0]}'{more} is no zero where it is used: weights are computed from it (softplus, say, or a mean "
+        "is taken off). A mask sets the parameter to zero, and the connection stays; leave it out by keep_dense=",
+        stacklevel=caller_level())
+
 def _say_dropped(dropped):
     if not dropped: return
     first, why = next(iter(dropped.items()))
@@ -321,6 +329,7 @@ def trace(model: nn.Module,   # any network; it is run once and left as it was
     graph.tape, graph.ends, graph.no_ends = tracer.recorder.tape, ends, dropped
     if outputs is None: _say_dropped(dropped)
     _say_frozen(graph, model)
+    _say_not_zero([name for name in graph.params if name in tracer.not_zero])
     _say_factors([name for name in _factors(tracer) if name in graph.left_out])
     return graph
 

@@ -867,12 +867,26 @@ def test_which_weight_is_behind_each_entry_and_where_none_is(steps, seed):
         return w
     model = Fn(lambda s, x: F.linear(x, used(s.l.weight)), l=linear(4, 4))
     depends = torch.autograd.functional.jacobian(used, model.l.weight.detach()).view(16, 16) != 0
-    layer, = trace(model, (4,)).layers
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        layer, = trace(model, (4,)).layers
+    at_zero, high = used(torch.zeros(4, 4)).reshape(16)[depends.any(1)].abs(), layer.weight().max() # what masks would leave
+    if high.isfinite(): assert any('is no zero where it is used' in str(w.message) for w in said) == (at_zero > 1e-6*high).any()
     assert not (depends.sum(1) > 1).any()
     for row, place in zip(depends, layer.places().flatten(), strict=True):
         assert row.nonzero().flatten().tolist() in ([], [int(place)])
     none = torch.zeros(layer.size, dtype=torch.bool) if layer.shut is None else layer.shut
     assert torch.equal(none, (layer.weight() == 0) & ~depends.any(1).view(layer.size)) # (exp of a zero is no zero)
+
+@pytest.mark.parametrize('f', [F.softplus, torch.sigmoid, lambda w: w - w.mean(1, keepdim=True), lambda w: w.softmax(1), lambda w: w + 1])
+def test_weights_that_a_mask_does_not_take_away_are_said(f):
+    model = Fn(lambda s, x: s.o(F.linear(x, f(s.l.weight))), l=linear(6, 6), o=linear(6, 2))
+    with pytest.warns(UserWarning, match="a zero in 'l.weight' is no zero where it is used"): masks = phew(model, .3, (6,))
+    masks.apply(model)
+    assert (f(model.l.weight)[~masks['l.weight']] != 0).any()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        trace(model, (6,), keep_dense='l')
 
 def masked(f, **more):
     "A network whose first layer's weights are what `f` makes of them, and a mask below the diagonal."
