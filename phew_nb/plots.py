@@ -191,8 +191,8 @@ def score_of(group:pd.DataFrame # a row a run, of one task
             ) -> Score: # the first that the runs have; ValueError where they have none
     "The score of a task: its mean squared error, where there is no accuracy."
     found = [score for score in _scores if _has(group, score.column)]
-    if not found: raise ValueError(f"the records have neither {' nor '.join(repr(s.column) for s in _scores)}; they have "
-                                   + ', '.join(map(str, group)))
+    names = ' nor '.join(repr(score.column) for score in _scores)
+    if not found: raise ValueError(f"the records have neither {names}; they have {', '.join(map(str, group))}")
     return found[0]
 
 # %% ../nbs/65_plots.ipynb #4bb5ede1
