@@ -127,7 +127,7 @@ def test_a_new_owner_reaches_the_readme(clone, tmp_path):
     for how in [], ['--check']:
         run = subprocess.run([sys.executable, 'tools/make_readme.py', *how], cwd=tmp_path/'c', capture_output=True, text=True)
         assert run.returncode == 0, run.stderr
-    for name in 'README.md', 'nbs/index.ipynb': assert address((tmp_path/'c'/name).read_text(encoding='utf-8')) == {'somebody-else'}
+    for name in 'README.md', 'nbs/index.ipynb', 'nbs/tutorials/train_it.ipynb': assert address((tmp_path/'c'/name).read_text(encoding='utf-8')) == {'somebody-else'}
 
 @pytest.mark.parametrize('name, pattern', [('CITATION.cff', r'^version: (\S+)$'), ('CHANGELOG.md', r'^## (\d\S*)'),
                                            ('phew_nb/__init__.py', r'^__version__ = "(.*)"$')])

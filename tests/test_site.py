@@ -1,5 +1,5 @@
 "The site, built as plain HTML: every link and anchor leads somewhere, every figure says what it shows."
-import importlib.util, re, shutil, subprocess, sys
+import importlib.util, json, re, shutil, subprocess, sys
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest, yaml
 
 root = Path(__file__).resolve().parent.parent
+required = re.search(r'^requirements = (.*)$', (root/'settings.ini').read_text(encoding='utf-8'), re.M)[1]
 
 class Page(HTMLParser):
     "Links, anchors and figures of a page."
@@ -38,13 +39,23 @@ def test_the_link_to_colab_is_made_of_the_link_to_the_source(tmp_path):
     script = re.search(r'<script>(.*)</script>', (root/'nbs'/'colab.html').read_text(encoding='utf-8'), re.S)[1]
     page = """
 const after = [], make = href => ({href, textContent: 'View source', matches: () => false, closest: () => item, querySelector: () => null})
-const source = make('https://github.com/u/r/blob/main/nbs/10_nodes.ipynb')
+const source = make('https://github.com/u/r/blob/main/nbs/tutorials/train_it.ipynb')
 const item = {cloneNode: () => { const link = make(source.href); return {matches: () => false, querySelector: () => link, link} }, after: x => after.push(x)}
 const document = {querySelectorAll: () => [source]}
 """
     (tmp_path/'t.js').write_text(page + script + '\nconsole.log(after[0].link.href, after[0].link.textContent)')
     run = subprocess.run(['node', tmp_path/'t.js'], capture_output=True, text=True)
-    assert run.stdout == 'https://colab.research.google.com/github/u/r/blob/main/nbs/10_nodes.ipynb Open in Colab\n', run.stderr
+    assert run.stdout == 'https://colab.research.google.com/github/u/r/blob/main/nbs/tutorials/train_it.ipynb Open in Colab\n', run.stderr
+
+def test_what_opens_in_colab_installs_what_it_imports():
+    "A tutorial installs the library there, and what its cells import beside it; `#| eval: false` keeps that from running here."
+    there = {'torch', 'torchvision', 'numpy', 'IPython', 'google'}
+    for path in sorted((root/'nbs'/'tutorials').glob('*.ipynb')):
+        cells = [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
+        if path.stem == 'watch_walks': continue # it needs the file beside it
+        assert cells[0].startswith('#| hide\n#| eval: false\n! [ -e /content ] && pip install')
+        named = {m for c in cells for m in re.findall(r'^(?:import|from) (\w+)', c, re.M)} - set(sys.stdlib_module_names) - there
+        assert all(m in cells[0] or m in required for m in named), (path.stem, named)
 
 @pytest.fixture(scope='module')
 def pages(tmp_path_factory):
@@ -60,6 +71,10 @@ def pages(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def parsed(pages): return {name: Page(text) for name, text in pages.items()}
+
+def test_tutorials_alone_open_in_colab(pages):
+    opened = {name for name, text in pages.items() if 'colab.research.google.com' in text}
+    assert opened == {n for n in pages if n.startswith('tutorials/') and 'watch' not in n}
 
 def test_every_notebook_is_a_page(pages):
     notebooks = {p.relative_to(root/'nbs').with_suffix('.html').as_posix() for p in (root/'nbs').rglob('[!._]*.ipynb')}

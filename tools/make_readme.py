@@ -51,8 +51,9 @@ def readme():
 
 def main():
     text, pictures = readme()
-    own = with_owner(index.read_text(encoding='utf-8')).encode()
-    files = {index.relative_to(root): own, Path('README.md'): text.encode(), **pictures}
+    addressed = [index, *sorted(index.parent.glob('tutorials/*.ipynb'))]
+    own = {p.relative_to(root): with_owner(p.read_text(encoding='utf-8')).encode() for p in addressed}
+    files = {**own, Path('README.md'): text.encode(), **pictures}
     old = {p.relative_to(root) for p in (root/images).glob('*.png')} - files.keys()
     stale = sorted(old | {p for p,b in files.items() if not (root/p).exists() or (root/p).read_bytes() != b})
     if '--check' in sys.argv[1:]:

@@ -89,10 +89,11 @@ def alt_texts(cells):
             if 'image/png' in out.get('data', {}): yield cell['alt'] or f'Figure: {heading}'
 
 def colab(path):
-    "The address where a notebook opens in Colab."
+    "A link by which a notebook opens in Colab, if it installs there what it needs."
+    if '[ -e /content ] && pip install' not in path.read_text(encoding='utf-8'): return ''
     cfg = get_config(path=root)
-    place = path.relative_to(root).as_posix()
-    return cfg.git_url.replace('https://github.com', 'https://colab.research.google.com/github') + f'/blob/{cfg.branch}/{place}'
+    there = cfg.git_url.replace('https://github.com', 'https://colab.research.google.com/github')
+    return f'<p class="colab"><a href="{there}/blob/{cfg.branch}/{path.relative_to(root).as_posix()}">Open in Colab</a></p>'
 
 class Exporter(HTMLExporter):
     "nbconvert's HTML, without its second reading as a tree of tags: that takes most of the time, and describes no figure."
@@ -132,7 +133,7 @@ def page(path, titles):
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}{"" if title == name else f" - {name}"}</title><link rel="stylesheet" href="{up}site.css"></head>
 <body><input type="checkbox" id="menu" hidden><label for="menu" class="menu">pages</label>
-<nav aria-label="pages">{sidebar(path, titles)}</nav><main><p class="colab"><a href="{colab(path)}">Open in Colab</a></p>{body_of(path)}</main></body></html>
+<nav aria-label="pages">{sidebar(path, titles)}</nav><main>{colab(path)}{body_of(path)}</main></body></html>
 '''
 
 def build(out):
