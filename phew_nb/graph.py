@@ -260,8 +260,8 @@ def _say_not_zero(names):
     "Warn of weights that masks cannot take away."
     more = f' (and {len(names) - 1} more)' if len(names) > 1 else ''
     if names: warnings.warn(
-        f"a zero in '{names[0]}'{more} is no zero where it is used: weights are computed from it (softplus, say, or a mean "
-        "is taken off). A mask sets the parameter to zero, and the connection stays; leave it out by keep_dense=",
+        f"a zero in '{names[0]}'{more} is no zero where it is used: weights are computed from it (softplus, say, or a "
+        "mean is taken off). A mask sets the parameter to zero, and the connection stays; leave it out by keep_dense=",
         stacklevel=caller_level())
 
 def _say_dropped(dropped):

@@ -309,7 +309,8 @@ def plot_curves(records, # dicts, a DataFrame, or the folder that holds them; of
     def draw(ax, group):
         group = pd.concat([dense, group]) if (group.method != 'dense').all() else group
         for method,mean in curve_means(group, score.column).items():
-            ax.plot(range(1, len(mean) + 1), score.factor*mean, label=as_label(method), **look(method) | dict(marker=''))
+            line = look(method) | dict(marker='')
+            ax.plot(range(1, len(mean) + 1), score.factor*mean, label=as_label(method), **line)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         ax.set_xlabel('epoch')
     return _a_panel_each(known, densities, draw, score.words)
