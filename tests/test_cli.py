@@ -2,8 +2,8 @@
 import json, os, re, shlex, signal, subprocess, sys, time
 from pathlib import Path
 
-import pytest, torch
-from safetensors.torch import load_file, save_file
+import pytest
+from safetensors.torch import load_file
 
 from phew_nb import cli
 from phew_nb.experiments import read_records
@@ -426,23 +426,6 @@ def test_one_file_for_two_things(tmp_path, capsys):
                                          '--weights-out', tmp_path/'z-0.1')
     assert 'it is empty' in refused(capsys, cli.phew_prune, *words, '--out', '')
     assert (tmp_path/'w').read_bytes() == before and sorted(os.listdir(tmp_path)) == ['m', 'w']
-
-@pytest.mark.parametrize('spoil, message', [
-    (lambda t: t.fill_(float('nan')), 'NaN or infinite'), (lambda t: t.fill_(float('inf')), 'NaN or infinite'),
-    (lambda t: t.int(), 'int32'), (lambda t: t.bool(), 'bool'), (lambda t: t.to(torch.complex64), 'complex64')])
-def test_weights_that_are_none(tmp_path, capsys, spoil, message):
-    from phew_nb.models import mlp
-    state = mlp([784, 100, 100, 10], seed=0).state_dict()
-    state['head.weight'] = spoil(state['head.weight'].clone())
-    save_file({k: v.contiguous() for k,v in state.items()}, tmp_path/'w')
-    said = refused(capsys, cli.phew_prune, '--model', 'mlp', '--density', '.1', '--weights', tmp_path/'w', '--out', tmp_path/'m')
-    assert message in said and 'head.weight' in said and os.listdir(tmp_path) == ['w']
-
-def test_half_precision_weights_are_weights(tmp_path):
-    from phew_nb.models import mlp
-    state = {k: v.half().contiguous() for k,v in mlp([784, 100, 100, 10], seed=0).state_dict().items()}
-    save_file(state, tmp_path/'w')
-    assert cli.phew_prune(['--model', 'mlp', '--density', '.1', '--weights', str(tmp_path/'w'), '--out', str(tmp_path/'m')]) == 0
 
 own = """
 from torch import nn
