@@ -99,7 +99,8 @@ def held_statistics(model:nn.Module, # the network, within `scoring`
 # %% ../nbs/42_baselines.ipynb #769daab9
 def _one_sample(model, graph, params, own, masks, gen, x, n, epsilon, init):
     "The derivatives by the masks, for one draw of weights, moves and inputs."
-    theta = {name: t if init is None else draw_weights(t, init, gen) for name, t in own.items()}
+    drawn = lambda t: t if init is None or t.ndim < 2 else draw_weights(t, init, gen) # (a list has no fan-in)
+    theta = {name: drawn(t) for name, t in own.items()}
     moved = {name: t + epsilon*torch.randn(t.shape, generator=gen).to(t) for name, t in theta.items()}
     x = _noise(graph, n, gen, next(iter(own.values()))) if x is None else x
     here, there = ({name: masks[name].to(t)*t for name, t in w.items()} for w in (theta, moved))
@@ -443,7 +444,7 @@ def _gates(tape, inputs, values):
     def source(kind, key):
         if kind in ('parameter', 'buffer'): return values[key]
         return inputs[key] if kind == 'input' else key
-    with torch.no_grad(): tape.play(source, run)
+    with torch.no_grad(), random_kept(): tape.play(source, run)
     return found
 
 # %% ../nbs/42_baselines.ipynb #c8eac056
@@ -453,7 +454,7 @@ def _arriving(net, inputs, weights, replay):
     def source(kind, key):
         if kind != 'input': return fixed(kind, key)
         return inputs[key].to(net.dtype) if inputs[key].is_floating_point() else Fixed(inputs[key], given=True)
-    values = net.tape.play(source, replay)
+    with random_kept(): values = net.tape.play(source, replay)
     return [o for name in net.ends if isinstance(o := values[net.tape.outputs[name]], Tensor)]
 
 def _path_product(net, inputs, gates, by_path=False):
@@ -486,7 +487,9 @@ def px_scores(model:nn.Module, # the network
             tape, inputs = net.recorded(x, named)
         found = _gates(tape, inputs, values) if gates else None
         with torch.enable_grad(): product = _path_product(net, inputs, found, by_path and gates)
-        if not 0 < product < math.inf: raise OverflowError(f"the sum over all paths is {product.item()} in float64")
+        why = ': the data open none of them (gates=False does not look at data)' if found and product == 0 else ''
+        if not 0 < product < math.inf: raise OverflowError(
+            f"the sum over all paths is {product.item()} in float64{why}")
         slopes = gradients(product, {name: net.weights[name] for name in total})
         for name, slope in zip(total, slopes): total[name] = total[name] + (slope*net.weights[name]).detach()
     return total

@@ -429,6 +429,30 @@ def test_the_inputs_of_a_vector_of_weights():
     assert torch.allclose(rms['last'], model.first(x).detach().square().mean(0).sqrt())
     assert torch.allclose(rms['first.weight'], x.square().mean(0).sqrt().expand(4, 3))
 
+def test_ntk_sap_of_a_vector_of_weights():
+    torch.manual_seed(0)
+    masks = ntk_sap(model := Vector(), .5, (3,), iterations=2)
+    assert masks.kept == 8 and masks['last'].any() and torch.equal(model.last, torch.ones(4))
+
+class Sampled(nn.Module):
+    "Draws in its forward pass."
+    def __init__(self): super().__init__(); self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 4)
+    def forward(self, x): return self.last((z := self.first(x).tanh()) + .1*torch.randn_like(z))
+
+@pytest.mark.parametrize('method', ['px', 'snip', 'force', 'wanda', 'ntk_sap', 'synflow', 'phew_act'])
+def test_a_network_that_draws_leaves_the_random_states(method):
+    torch.manual_seed(0)
+    model, before = Sampled(), torch.get_rng_state()
+    masks = run(method, model)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert run(method, model) == masks
+
+def test_px_says_so_where_the_data_open_no_path():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    nn.init.constant_(model[0].bias, -100)
+    with pytest.raises(OverflowError, match='the data open none of them'): px(model, .5, (3,), [torch.ones(5, 3)])
+
 def test_activation_scores_normalise_by_the_batch_and_inputs_by_running_statistics():
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)), 5 + 2*torch.randn(50, 3)
