@@ -118,14 +118,16 @@ def show_results(records:list, # of a comparison
                  args=None, # what `read_line` gives; None: all is shown
                 ) -> bool: # False where a figure could not be written; the table is on stdout all the same
     "The table on stdout, and the figures beside the records."
-    from phew_nb.plots import plot_accuracy, plot_widths, results_table, save_figure
+    from phew_nb.plots import as_table, plot_accuracy, plot_widths, results_table, save_figure, tasks
     quiet = args is not None and args.quiet
     if not quiet: _warned(records)
     as_json = args is not None and args.json
     if as_json: say(json.dumps(dict(out=str(out), results=_as_json(results_table(records, numeric=True)))))
     else: say(results_table(records).to_string(index=False))
     if sys.stdout: sys.stdout.flush()
-    try: written = [save_figure(draw(records), out/name) for draw,name in zip((plot_accuracy, plot_widths), _figures)]
+    draws = (plot_accuracy, plot_widths) if len(tasks(as_table(records))) == 1 else ()
+    if not draws and not quiet: note('several networks or data sets: phew_report draws the figures of each')
+    try: written = [save_figure(draw(records), out/name) for draw,name in zip(draws, _figures)]
     except (OSError, ValueError) as e: note(f'the figures are not there: {e}'); return False
     if not quiet: print(f"written: {', '.join(map(str, [out, *written]))}", file=sys.stderr)
     return True

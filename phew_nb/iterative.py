@@ -7,13 +7,15 @@ __all__ = ['gmp_iterations', 'all_pruners', 'StartAt', 'Remember', 'cubic_steps'
            'ticket_steps', 'lottery']
 
 # %% ../nbs/52_iterative.ipynb #c40cbbc5
-import warnings
+import inspect, torch, warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Real
 from .checkpoints import check_count, network_kept
-from fastai.vision.all import Callback, DataLoader, DataLoaders
+from fastai.vision.all import Callback, DataLoader, DataLoaders, Learner
 from torch import nn
 from .masks import Masks, unwrapped
+from .models import look_up
 from .pruners import pruners
 from .scores import caller_level, count_left, magnitude_scores, pruning_task, top_k
 from .state import random_kept
@@ -103,6 +105,31 @@ def _shrink(model, graph, k, scope, among):
     "Keep the `k` largest weights of a network, now and in training."
     return top_k(magnitude_scores(graph), k, scope, among).keep(model)
 
+# %% ../nbs/52_iterative.ipynb #0528d766
+def _check_asked(name, method, scope, others):
+    "Raise ValueError where weights cannot be compared so, or nothing takes an argument of a name."
+    top_k(dict(weight=torch.ones(1)), 1, scope)
+    takes = [*inspect.signature(method).parameters, *inspect.signature(sparse_learner).parameters,
+             *inspect.signature(Learner).parameters]
+    for other in others: look_up(dict.fromkeys(n for n in takes if n != 'kwargs'), other, f'argument of {name}')
+
+def _check_gmp(recipe='default', epochs=None, iterations=None, scope='global', **others):
+    "Raise ValueError where `gradual_magnitude` cannot be called so."
+    find_recipe(recipe), _check_asked('gmp', gradual_magnitude, scope, others)
+    if epochs is not None: check_count('epochs', epochs, 0)
+    if iterations is not None: check_count('iterations', iterations)
+
+def _check_lottery(recipe='default', epochs=None, fraction=.2, rewind=0, scope='global', **others):
+    "Raise ValueError where `lottery` cannot be called so."
+    n = find_recipe(recipe).epochs if epochs is None else check_count('epochs', epochs)
+    _check_asked('lottery', lottery, scope, others), _check_fraction(fraction)
+    if check_count('rewind', rewind, 0) >= n: raise ValueError(
+        f"rewind must be an epoch of the run, 0 to {n-1}, got {rewind}")
+
+def _check_fraction(fraction):
+    if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < fraction < 1: raise ValueError(
+        f"a round must remove a fraction in (0, 1), got {fraction!r}")
+
 # %% ../nbs/52_iterative.ipynb #c4e16d5e
 def gradual_magnitude(model:nn.Module,      # the network, trained in place
                       density:float=None,   # fraction of weights kept, in (0, 1]
@@ -119,9 +146,10 @@ def gradual_magnitude(model:nn.Module,      # the network, trained in place
                       **kwargs,             # of `sparse_learner`
                      ) -> Masks: # with exactly `round(density*total)` kept; the network holds trained weights
     "Train, then prune the smallest weights step by step with an epoch of training after each."
+    _check_gmp(recipe, epochs, iterations, scope, **kwargs)
     dls, full = _loaders(dl), find_recipe(recipe)
     graph, k, masks = pruning_task(model, input_size, density, kept, real=False)
-    if epochs is not None: full = replace(full, epochs=max(check_count('epochs', epochs, 0), 1))
+    if epochs is not None: full = replace(full, epochs=max(epochs, 1))
     steps = gmp_steps(recipe) if iterations is None else check_count('iterations', iterations)
     with _undone_if_it_fails(model, seed):
         start = count_left(graph, masks)
@@ -148,7 +176,7 @@ def ticket_steps(start:int,       # number of weights there are
                  fraction:float=.2, # part of the weights that a round removes, in (0, 1)
                 ) -> list: # numbers of weights after each round; the last is `k`
     "Numbers that fall from `start` to `k`, by the same fraction each round."
-    if not 0 < fraction < 1: raise ValueError(f"a round must remove a fraction in (0, 1), got {fraction}")
+    _check_fraction(fraction)
     steps = [start]
     while len(steps) == 1 or steps[-1] > k:
         steps.append(max(k, min(steps[-1] - 1, round(start*(1 - fraction)**len(steps)))))
@@ -182,10 +210,10 @@ def lottery(model:nn.Module,      # the network, trained and put back in place
             **kwargs,             # of `sparse_learner`
            ) -> Masks: # with exactly `round(density*total)` kept; the network holds the rewound weights
     "Train, prune the smallest weights, put the others back, and again."
+    _check_lottery(recipe, epochs, fraction, rewind, scope, **kwargs)
     dls, recipe = _loaders(dl), find_recipe(recipe)
     graph, k, masks = pruning_task(model, input_size, density, kept, real=False)
-    epochs = recipe.epochs if epochs is None else check_count('epochs', epochs)
-    if not 0 <= rewind < epochs: raise ValueError(f"rewind must be an epoch of the run, 0 to {epochs-1}, got {rewind}")
+    epochs = recipe.epochs if epochs is None else epochs
     train = lambda left, own: _note_row(rows, left, _train(model, dls, recipe, epochs, loss, own, **kwargs))
     with _undone_if_it_fails(model, seed):
         steps = ticket_steps(count_left(graph, masks), k, fraction)
@@ -194,4 +222,5 @@ def lottery(model:nn.Module,      # the network, trained and put back in place
 
 # %% ../nbs/52_iterative.ipynb #7caa4d27
 pruners.update(gmp=gradual_magnitude, lottery=lottery)
+gradual_magnitude.check, lottery.check = _check_gmp, _check_lottery
 all_pruners = pruners # all methods have one table

@@ -222,8 +222,6 @@ def network_fields(args # what `read_line` gives
     return dict(hidden=hidden, bn=args.bn or None, **{name: getattr(args, name) for name in names})
 
 # %% ../nbs/68_options.ipynb #faaf22cb
-_most_runs = 1_000_000
-
 def _note_twice(name, values):
     "Say which values of an option stand there more than once: they are run once."
     twice = [f'{value}' for value,n in Counter(values).items() if n > 1]
@@ -236,8 +234,6 @@ def compare_configs(args # what `read_line` gives
     names = list(known_names('method') if list(args.methods) == ['all'] else args.methods)
     Config(data=args.data, model=args.model, init=args.init, image_size=args.image_size) # names first
     vary = dict(seed=list(args.seeds), method=names, density=list(args.densities))
-    n = len(args.seeds)*len(names)*len(args.densities)
-    if n > _most_runs: raise ValueError(f'{n:,} runs are more than the {_most_runs:,} that one command takes')
     size = dict(per_class=args.per_class, test_per_class=args.test_per_class, epochs=args.epochs, amp=args.amp)
     return grid(**vary, data=args.data, recipe=_recipe(args), **size, **network_fields(args))
 

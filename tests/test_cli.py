@@ -507,6 +507,14 @@ def test_a_sweep(tmp_path, capsys):
     assert cli.phew_sweep([*words, '--json']) == 0 and len(read_records(tmp_path/'r')) == 4
     assert [r['seeds'] for r in json.loads(capsys.readouterr().out)['results']] == [2, 2]
 
+def test_a_sweep_over_two_networks_that_went_well_ends_with_0(tmp_path, capsys):
+    "Their figures are drawn by phew_report."
+    text = 'hidden = [[20], [30]]\nrecipe = [{ lr = 0.1, epochs = 1 }, { lr = 0.01, epochs = 1 }]\nper_class = 10\n'
+    assert cli.phew_sweep([grid_file(tmp_path, text), '--out', str(tmp_path/'r'), '--workers', '0']) == 0
+    said = capsys.readouterr()
+    assert len(read_records(tmp_path/'r')) == 4 and said.out.count('mlp on digits') == 4
+    assert 'several networks or data sets: phew_report draws' in said.err and not list((tmp_path/'r').glob('*.png'))
+
 @lines('''
 --engine slurm => unknown engine 'slurm'
 --track tensorbord => did you mean 'tensorboard'
