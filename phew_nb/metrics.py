@@ -110,8 +110,7 @@ def layer_densities(model,            # a network, or its `PathGraph`
                     input_size=None,  # size of one input without the batch, or the network's `PathGraph`
                    ) -> dict: # parameter name -> fraction kept, in [0, 1]
     "Fraction of weights kept in each layer that counts."
-    graph, masks = graph_and_masks(model, input_size, masks)
-    return {name: float(masks[name].float().mean()) if name in (masks or {}) else 1. for name in graph.params}
+    return _complete(*graph_and_masks(model, input_size, masks)).layer_density()
 
 def _complete(graph, masks):
     "Masks for every parameter that counts."

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['true_places', 'elements_at', 'n_true', 'kth_largest', 'highest', 'check_finite', 'check_some', 'apportion', 'top_k',
            'layer_highest', 'count_left', 'open_weights', 'check_real', 'pruning_task', 'warned', 'plot_scores',
-           'random_scores', 'random_pruning', 'uniform_pruning', 'erk_counts', 'erk', 'magnitude_scores', 'magnitude',
-           'scoring', 'default_loss', 'data_batches', 'saying', 'batch_parts', 'graph_of_data', 'batch_loss',
-           'gradients', 'snip_sums', 'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores',
-           'grasp', 'caller_level', 'own_stream']
+           'random_scores', 'random_pruning', 'uniform_pruning', 'erk', 'magnitude_scores', 'magnitude', 'scoring',
+           'default_loss', 'data_batches', 'saying', 'batch_parts', 'graph_of_data', 'batch_loss', 'gradients',
+           'snip_sums', 'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores', 'grasp',
+           'caller_level', 'own_stream']
 
 # %% ../nbs/40_scores.ipynb #3c57de9a
 import math, sys, torch, warnings
@@ -170,6 +170,7 @@ def top_k(scores:dict,          # parameter name -> tensor of the parameter's sh
           k:int,                # number of weights to keep
           scope:str='global',   # 'global': of all layers together; 'layer': the same fraction of each
           among:dict=None,      # name -> boolean tensor: the only weights that may be kept; None, or no such name: all
+          shares:dict=None,     # with scope 'layer': name -> proportion that each layer gets; None: of its weights
          ) -> Masks: # on the CPU, with exactly `k` kept; raises ValueError where scores are not finite or are too few
     "Keep the `k` highest scores; of equal ones the first."
     look_up(dict(layer=1, **{'global': 1}), scope, 'scope')
@@ -181,7 +182,7 @@ def top_k(scores:dict,          # parameter name -> tensor of the parameter's sh
     if not 1 <= k <= sum(may.values()): raise ValueError(
         f"cannot keep {k:,} weights of the {sum(may.values()):,} that may be kept")
     if scope == 'global': masks = _highest(scores, k)
-    else: masks = layer_highest(scores, apportion(k, {n: s.numel() for n, s in scores.items()}, may))
+    else: masks = layer_highest(scores, apportion(k, shares or {n: s.numel() for n, s in scores.items()}, may))
     return Masks({name: mask.cpu() for name, mask in masks.items()})
 
 def layer_highest(scores:dict, # parameter name -> tensor of the parameter's shape
@@ -290,14 +291,6 @@ def uniform_pruning(model,                      # a network, or its `PathGraph`
     return warned(top_k(random_scores(graph, seed), k, 'layer', masks), graph)
 
 # %% ../nbs/40_scores.ipynb #792e2417
-def erk_counts(graph:PathGraph, # see `trace`
-               k:int,           # number of weights to keep
-               limits:dict=None, # name -> most that a layer can take; None: its size
-              ) -> dict: # name -> number of weights to keep
-    "How many weights the Erdős–Rényi kernel keeps in each layer."
-    shares = {name: float(sum(p.shape)) for name, p in graph.params.items()} # density times number of weights
-    return apportion(k, shares, limits or {name: p.numel() for name, p in graph.params.items()})
-
 def erk(model,                      # a network, or its `PathGraph`
         density:float=None,         # fraction of weights kept, in (0, 1]
         input_size=None,            # size of one input without the batch, or the network's `PathGraph`
@@ -305,11 +298,9 @@ def erk(model,                      # a network, or its `PathGraph`
         kept:int=None,              # instead of `density`: number of weights kept
        ) -> Masks: # with exactly `round(density*total)` kept
     "Keep weights at random, as many in each layer as the Erdős–Rényi kernel says."
-    graph, k, among = pruning_task(model, input_size, density, kept, real=False)
-    may = {name: int(among[name].sum()) if name in among else p.numel() for name, p in graph.params.items()}
-    scores = {name: s.masked_fill(~among[name].cpu(), -1) if name in among else s
-              for name, s in random_scores(graph, seed).items()}
-    return warned(Masks(layer_highest(scores, erk_counts(graph, k, may))), graph)
+    graph, k, masks = pruning_task(model, input_size, density, kept, real=False)
+    shares = {name: float(sum(p.shape)) for name, p in graph.params.items()} # density times number of weights
+    return warned(top_k(random_scores(graph, seed), k, 'layer', masks, shares), graph)
 
 # %% ../nbs/40_scores.ipynb #27776575
 def magnitude_scores(graph:PathGraph # see `trace`
