@@ -236,11 +236,10 @@ _at_once = ['answered at once', '  --list                the methods, networks a
 
 def wrapped(label:str, # of a help line
             text:str, # what it says
-            wide:int=79, # columns
-           ) -> str: # a line or more
+           ) -> str: # a line or more, of 79 columns
     "A line of a help page, label on the left, text on the right."
     from textwrap import wrap
-    lines = wrap(text, wide - 24, break_on_hyphens=False) or ['']
+    lines = wrap(text, 79 - 24, break_on_hyphens=False) or ['']
     if len(label) > 20: lines.insert(0, '')
     first, *rest = (line.rstrip() for line in lines)
     return '\n'.join([f'  {label:<22}{first}'.rstrip(), *(' '*24 + line for line in rest)])
