@@ -220,6 +220,15 @@ def grow(model:nn.Module,    # with masks that are kept
     given = {name: value for name, value in dict(scores=scores, seed=seed).items() if name in takes}
     return swap_masks(model, growers[method](unwrapped(model), masks, frac, **given, **kwargs), opt)
 
+# %% ../nbs/53_grow.ipynb #1380e8b4
+def _check_own(method, names):
+    "ValueError where a way to grow takes no argument of a name, or `Grow` gives it itself."
+    takes, given = inspect.signature(growers[method]).parameters, ('model', 'masks', 'frac', 'scores', 'seed', 'kept')
+    if any(p.kind is p.VAR_KEYWORD for p in takes.values()): return
+    own = [name for name in takes if name not in given]
+    for name in names:
+        if name not in own: raise ValueError(f"'{method}' takes no {name} from Grow; it takes {', '.join(own) or 'nothing'}")
+
 # %% ../nbs/53_grow.ipynb #106090e2
 class Grow(Callback):
     "Exchanges a part of a network's weights every so many steps; `rows` says when, and how many."
@@ -237,6 +246,8 @@ class Grow(Callback):
         if not 0 < until <= 1: raise ValueError(f"until must be in (0, 1], a part of the training, got {until!r}")
         if (density is not None) != (method == 'granet'): raise ValueError(
             "give 'granet', and it alone, the density= that it ends with")
+        if density is not None: n_kept(1, density)
+        _check_own(method, kwargs)
         self.method, self.every, self.frac, self.until = method, check_count('every', every), frac, until
         self.seed, self.final, self.kwargs = seed, density, kwargs
         self.steps, self.rows, self.sums, self.start = 0, [], None, None
