@@ -20,7 +20,7 @@ from .graph import PathGraph
 from .linearised import Replay, linearised
 from .masks import Masks, n_kept, unwrapped
 from .models import draw_weights
-from .operations import Fixed, is_pointwise, plain_name, tensors_in
+from .operations import Fixed, is_pointwise, is_strided, plain_name, tensors_in
 from .scores import (apportion, batch_parts, check_real, check_some, count_left, data_batches, gradients,
                             graph_of_data, highest, iter_snip, pruning_task, saying, scoring,
                             snip_scores, steps_down, top_k, warned)
@@ -196,7 +196,7 @@ class Inputs(TorchDispatchMode):
         if rule and any(isinstance(t, Tensor) and self.name(t) for t in args): rule(self, out, *args)
         return out
 
-    def name(self, t): return self.names.get(t.untyped_storage()._cdata)
+    def name(self, t): return self.names.get(t.untyped_storage()._cdata) if is_strided(t) else None
 
     def add(self, weight, squares, n):
         "Add squares, of the shape of `weight` or one that is spread over it, if it is a weight."

@@ -21,7 +21,7 @@ from .nodes import Junction, Layer, TraceError, like
 from .numbers import shrink
 from .units import every_edge, reach_ahead, reach_back
 from .tape import Recorder, Ref, Tape
-from .rules import tensors_in
+from .rules import is_strided, tensors_in
 from .tracer import Tracer, whole_attention
 
 # %% ../nbs/18_graph.ipynb #99121993
@@ -116,6 +116,9 @@ def number_inputs(self:Tracer, example, channel_dim, across=()):
     tensors = [x for _, x in named_tensors(example)]
     for i, x in enumerate(tensors):
         self.starts.append(self.units.n)
+        if not is_strided(x): raise TraceError(
+            f"input {i} is a sparse tensor, which is not followed: keep it in a buffer of the network, or give it "
+            "dense")
         if not x.is_floating_point(): self.moved.put(x, -1)
         else:
             given = channel_dim if channel_dim is not None else -1 if i in across else 1

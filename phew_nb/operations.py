@@ -445,7 +445,7 @@ def _linear_signals(r, func, args, kwargs): return product_signals(r, args[0], _
 teach('mm', 'layer', _mm, _mm_signals)
 teach('bmm', 'layer', _bmm, _mm_signals)
 teach('mv', 'layer', _mv, _mv_signals); teach('dot vdot', 'layer', _dot, _dot_signals)
-teach('addmm', 'layer', _plus(_mm), _plus_signals(_mm_signals))
+teach('addmm _sparse_addmm', 'layer', _plus(_mm), _plus_signals(_mm_signals))
 teach('baddbmm', 'layer', _plus(_bmm), _plus_signals(_mm_signals))
 teach('addmv', 'layer', _plus(_mv), _plus_signals(_mv_signals))
 teach('linear', 'layer', _linear_op, _linear_signals)

@@ -20,7 +20,8 @@ from phew_nb.graph import Layer, PathGraph, TraceError, _plain, _run, as_graph, 
 from phew_nb.linearised import linearised
 from phew_nb.tracer import Tracer
 from phew_nb.masks import Masks
-from phew_nb.metrics import count_paths, path_trace
+from phew_nb.metrics import count_paths, path_sum, path_trace
+from phew_nb.pruners import prune
 from phew_nb.rewire import widen
 from phew_nb.synflow import synflow, synflow_l2
 from phew_nb.walks import phew
@@ -1048,3 +1049,23 @@ def test_a_weight_that_another_stands_in_for_is_the_networks_own():
         graph = trace(model, (4,))
     assert [*graph.params] == ['first.weight', 'second.weight']
     assert all(p is model.get_parameter(name) for name, p in graph.params.items())
+
+class Neighbours(nn.Module):
+    "A graph network: sums over neighbours by a sparse matrix."
+    def __init__(self, how):
+        super().__init__()
+        self.a, self.b, self.how = linear(3, 6), linear(6, 2), how
+        self.register_buffer('near', (torch.eye(5) + torch.eye(5).roll(1, 0)).to_sparse())
+    def forward(self, x, near=None): return self.b(self.how(self.near if near is None else near, self.a(x)))
+
+@pytest.mark.parametrize('how', [torch.sparse.mm, torch.spmm, torch.matmul])
+def test_a_sparse_matrix_in_a_buffer_is_a_constant_and_as_an_input_is_refused(how):
+    torch.manual_seed(0)
+    model, x = Neighbours(how), torch.ones(5, 3)
+    graph = trace(model, example=x)
+    for p in model.parameters(): p.data = p.data.abs() if p.ndim > 1 else torch.zeros_like(p)
+    ones = path_sum(graph)
+    assert graph.total == 30 and float(ones) == pytest.approx((model.b.weight @ model.a.weight).sum().item(), rel=1e-6)
+    for method in 'synflow', 'wanda', 'snip': # each entry of the product is a sum over two neighbours
+        assert prune(model, method, .5, graph, dl=[(x, torch.zeros(5, 2))]).kept == 15
+    with pytest.raises(TraceError, match='input 1 is a sparse tensor'): trace(model, example=(x, model.near))
