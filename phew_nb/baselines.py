@@ -10,6 +10,7 @@ __all__ = ['input_rules', 'force', 'change_gradients', 'held_statistics', 'ntk_s
 # %% ../nbs/42_baselines.ipynb #42af58a1
 import math, torch
 from contextlib import contextmanager
+from fastcore.basics import patch
 from fastcore.meta import delegates
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -189,11 +190,15 @@ class Inputs(TorchDispatchMode):
         super().__init__()
         self.names, self.params = {p.untyped_storage()._cdata: name for name, p in params.items()}, params
         self.found = {name: {} for name in params} # name -> way in which it was read -> [sum of squares, number]
+        self.copies = {} # storage of a copy of weights -> the copy, and where in the parameter's memory its entries lie
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        rule = input_rules.get(func._overloadpacket.__name__)
-        if rule and any(isinstance(t, Tensor) and self.name(t) for t in args): rule(self, out, *args)
+        kind = func._overloadpacket.__name__
+        if func._schema.is_mutable: self.forget(args[0])
+        if not any(isinstance(t, Tensor) and self.name(t) for t in args): return out
+        if kind in ('clone', '_to_copy'): self.note_copy(args[0], out)
+        if rule := input_rules.get(kind): rule(self, out, *args)
         return out
 
     def name(self, t): return self.names.get(t.untyped_storage()._cdata) if is_strided(t) else None
@@ -206,14 +211,53 @@ class Inputs(TorchDispatchMode):
             if step or weight.shape[d] == 1: continue
             weight, s, n = weight.narrow(d, 0, 1), s.expand(weight.shape).sum(d, keepdim=True), n*weight.shape[d]
         way = weight.shape, weight.stride(), weight.storage_offset()
+        if weight.untyped_storage()._cdata in self.copies: way, s, n = self.of_copy(weight, s, n)
         entry = self.found[self.name(weight)].setdefault(way, [0, 0])
         entry[0], entry[1] = entry[0] + s, entry[1] + n
+
+# %% ../nbs/42_baselines.ipynb #ca266e21
+def _size(t): return t.untyped_storage().nbytes()//t.element_size()
+
+@patch
+def places(self:Inputs, t):
+    "Where in the memory of its parameter each entry of a tensor lies."
+    copy = self.copies.get(t.untyped_storage()._cdata)
+    table = torch.arange(_size(t), device=t.device) if copy is None else copy[1]
+    return table.as_strided(t.shape, t.stride(), t.storage_offset())
+
+@patch
+def note_copy(self:Inputs, t, out):
+    "Remember what a copy was made of."
+    table = torch.zeros(_size(out), dtype=torch.long, device=out.device)
+    table.as_strided(out.shape, out.stride(), out.storage_offset()).copy_(self.places(t))
+    self.copies[key := out.untyped_storage()._cdata], self.names[key] = (out, table), self.name(t)
+
+@patch
+def of_copy(self:Inputs, weight, s, n):
+    "What `add` has found of a copy, in the memory of the parameter."
+    zeros = torch.zeros(_size(self.params[self.name(weight)]), dtype=torch.float64, device=weight.device)
+    at, n = self.places(weight).flatten(), torch.full((weight.numel(),), n, dtype=torch.float64, device=weight.device)
+    s = zeros.index_add(0, at, s.expand(weight.shape).flatten())
+    return (zeros.shape, (1,), 0), s, zeros.index_add(0, at, n)
+
+
+# %% ../nbs/42_baselines.ipynb #c6ac985c
+@patch
+def forget(self:Inputs, t):
+    "A copy that is written to is no copy any more."
+    key = t.untyped_storage()._cdata if isinstance(t, Tensor) and is_strided(t) else None
+    if self.copies.pop(key, None) is not None: del self.names[key]
+
+@patch
+def __exit__(self:Inputs, *error):
+    for copy, _ in list(self.copies.values()): self.forget(copy)
+    return TorchDispatchMode.__exit__(self, *error)
+
 
 # %% ../nbs/42_baselines.ipynb #48d91d83
 def _rms(p, found):
     "The root of the mean square of what each weight of a parameter was multiplied with; 0 where that was nothing."
-    size = p.untyped_storage().nbytes()//p.element_size()
-    squares, number = (torch.zeros(size, dtype=torch.float64, device=p.device) for _ in range(2))
+    squares, number = (torch.zeros(_size(p), dtype=torch.float64, device=p.device) for _ in range(2))
     for (shape, stride, offset), (s, n) in found.items():
         squares.as_strided(shape, stride, offset).add_(s.expand(shape))
         number.as_strided(shape, stride, offset).add_(n)

@@ -429,6 +429,22 @@ def test_the_inputs_of_a_vector_of_weights():
     assert torch.allclose(rms['last'], model.first(x).detach().square().mean(0).sqrt())
     assert torch.allclose(rms['first.weight'], x.square().mean(0).sqrt().expand(4, 3))
 
+class Experts(nn.Module):
+    "Einsums that need their weights in another order, and so copy them; a second copy is overwritten."
+    def __init__(self): super().__init__(); self.w, self.v = nn.Parameter(torch.randn(3, 4, 5)), nn.Parameter(torch.randn(3, 5, 2))
+    def forward(self, x):
+        h = torch.einsum('bd,edh->beh', x, self.w).tanh()
+        return torch.einsum('beh,eho->bo', h, self.v) + x[:, :2] @ self.v.clone().zero_()[0, :2]
+
+def test_inputs_of_weights_that_einsum_copies():
+    torch.manual_seed(0)
+    model, xs = Experts(), torch.randn(2, 6, 4)
+    rms = input_rms(model, trace(model, (4,)), list(xs))
+    h = torch.einsum('bd,edh->beh', xs.flatten(0, 1), model.w).tanh().detach()
+    torch.testing.assert_close(rms['w'], xs.square().mean((0, 1)).sqrt()[None, :, None].expand(3, 4, 5))
+    torch.testing.assert_close(rms['v'], h.square().mean(0).sqrt()[..., None].expand(3, 5, 2))
+    assert run('wanda', model, .5, (4,), [xs[0]]).kept == 45
+
 def test_ntk_sap_of_a_vector_of_weights():
     torch.manual_seed(0)
     masks = ntk_sap(model := Vector(), .5, (3,), iterations=2)
