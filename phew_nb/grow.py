@@ -227,7 +227,8 @@ def _check_own(method, names):
     if any(p.kind is p.VAR_KEYWORD for p in takes.values()): return
     own = [name for name in takes if name not in given]
     for name in names:
-        if name not in own: raise ValueError(f"'{method}' takes no {name} from Grow; it takes {', '.join(own) or 'nothing'}")
+        if name not in own: raise ValueError(
+            f"'{method}' takes no {name} from Grow; it takes {', '.join(own) or 'nothing'}")
 
 # %% ../nbs/53_grow.ipynb #106090e2
 class Grow(Callback):
