@@ -115,6 +115,10 @@ def together(verdicts, universal=False):
     if len(said) == len(verdicts) or not said: return one
     return undecided if one == fails else depends
 
+def judged(records, says):
+    "The verdict of each sentence, from records by name."
+    return [together([records[n]['verdict'] for n in c['records']], c.get('universal')) for c in says]
+
 def headings(notebook, folder='.'):
     "The headings of a notebook beside this one."
     cells = read_json(Path(folder)/f'{notebook}.ipynb')['cells']
