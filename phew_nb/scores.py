@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['true_places', 'elements_at', 'n_true', 'kth_largest', 'highest', 'check_finite', 'check_some', 'apportion', 'top_k',
            'layer_highest', 'count_left', 'open_weights', 'check_real', 'pruning_task', 'warned', 'plot_scores',
-           'random_scores', 'random_pruning', 'uniform_pruning', 'erk', 'magnitude_scores', 'magnitude', 'scoring',
-           'default_loss', 'data_batches', 'saying', 'batch_parts', 'graph_of_data', 'batch_loss', 'gradients',
-           'snip_sums', 'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores', 'grasp',
-           'caller_level', 'own_stream']
+           'random_scores', 'random_pruning', 'uniform_pruning', 'erk_counts', 'erk', 'magnitude_scores', 'magnitude',
+           'scoring', 'default_loss', 'data_batches', 'saying', 'batch_parts', 'graph_of_data', 'batch_loss',
+           'gradients', 'snip_sums', 'snip_scores', 'snip', 'steps_down', 'iter_snip', 'n_examples', 'grasp_scores',
+           'grasp', 'caller_level', 'own_stream']
 
 # %% ../nbs/40_scores.ipynb #3c57de9a
 import math, sys, torch, warnings
@@ -291,6 +291,15 @@ def uniform_pruning(model,                      # a network, or its `PathGraph`
     return warned(top_k(random_scores(graph, seed), k, 'layer', masks), graph)
 
 # %% ../nbs/40_scores.ipynb #792e2417
+def _erk_shares(graph): return {name: float(sum(p.shape)) for name, p in graph.params.items()} # density times weights
+
+def erk_counts(graph:PathGraph, # see `trace`
+               k:int,           # number of weights to keep
+               limits:dict=None, # name -> most that a layer can take; None: its size
+              ) -> dict: # name -> number of weights to keep
+    "How many weights the Erdős–Rényi kernel keeps in each layer."
+    return apportion(k, _erk_shares(graph), limits or {name: p.numel() for name, p in graph.params.items()})
+
 def erk(model,                      # a network, or its `PathGraph`
         density:float=None,         # fraction of weights kept, in (0, 1]
         input_size=None,            # size of one input without the batch, or the network's `PathGraph`
@@ -299,8 +308,7 @@ def erk(model,                      # a network, or its `PathGraph`
        ) -> Masks: # with exactly `round(density*total)` kept
     "Keep weights at random, as many in each layer as the Erdős–Rényi kernel says."
     graph, k, masks = pruning_task(model, input_size, density, kept, real=False)
-    shares = {name: float(sum(p.shape)) for name, p in graph.params.items()} # density times number of weights
-    return warned(top_k(random_scores(graph, seed), k, 'layer', masks, shares), graph)
+    return warned(top_k(random_scores(graph, seed), k, 'layer', masks, _erk_shares(graph)), graph)
 
 # %% ../nbs/40_scores.ipynb #27776575
 def magnitude_scores(graph:PathGraph # see `trace`

@@ -20,7 +20,7 @@ def words(texts): return set(re.findall(r'\w+', '\n'.join(texts)))
 def shown():
     "All names beside the exported code: in cells of notebooks, and in tests."
     texts = [s for p in (root/'nbs').rglob('[!._]*.ipynb') for s in cells(p) if not s.startswith('#| export')]
-    return words(texts) | words(p.read_text(encoding='utf-8') for p in (root/'tests').glob('*.py'))
+    return words(texts) | words(p.read_text(encoding='utf-8') for p in (root/'tests').glob('*.py') if p.name != 'test_api.py')
 
 def asked_for(name):
     "Does exported code use a name, beyond its definition? A helper shows its use there."
@@ -68,3 +68,40 @@ def test_no_signature_shows_an_address_or_a_table():
             try: text = str(inspect.signature(it))
             except (TypeError, ValueError): continue
             assert 'object at 0x' not in text and len(re.sub(r'-> .*', '', text)) < 900, f'{name}{text}'
+
+# what version 0.1.0 offered (less `phew_pruning` and the parsers of its commands)
+first = """
+cli: known usual_sizes name_list number whole several seeds check_folder check_file at_the_door notes compare_configs show_results phew_compare
+    load_weights pruned phew_prune
+data: no_augments sources datasets Arrays Data channel_stats digits Source data_folder source_folder list_files labelled_files class_names read_image
+    decode fingerprint checksum write_cache read_cache image_data rotate_shear transform_images transformation load_data crop_flip Batches
+    pruning_batches
+experiments: purposes methods need_training need_data records_file stream auto_recipe Config settings run_name config_data config_model config_size
+    loss_of config_loaders config_batches config_masks measures both_measures train threads run append_line read_records grid report_failure sweep
+    load_results
+export: sparse_state dense_state export_onnx compact
+flow: Scaled check_masks Flow path_flow exact_count exact_counts Report linearised
+graph: like Layer Junction TraceError PathGraph trace as_graph
+iterative: gmp_iterations all_pruners StartAt Remember cubic_steps gradual_magnitude ticket_steps lottery
+masks: n_kept Masks unwrapped write_bytes
+metrics: path_trace path_sum count_paths Width widths layer_densities effective_density flops Table summary compare Paths list_paths path_kernel
+    tangents ntk data_jacobian
+models: inits models as_generator look_up fans draw_weights init_weights initialized mlp vgg19 PadShortcut ResBlock resnet resnet20 resnet18
+    make_model layer_weights
+plots: palette column look style styled panels as_table over_seeds tasks plot_accuracy plot_trace unit_means plot_widths power10 results_table
+    save_figure
+pruners: pruners prune
+rewire: reinits shuffle survivors widen kept_fan_in reinit
+scores: kth_largest highest apportion top_k plot_scores random_scores random_pruning uniform_pruning erk_counts erk magnitude_scores magnitude scoring
+    default_loss snip_scores snip steps_down iter_snip grasp_scores grasp
+synflow: synflow synflow_l2
+training: recipes optimizers Recipe as_code find_recipe opt_func ArraySet ArrayDL data_loaders RecipeSchedule check_ranks KeepMasks StopIfNotFinite
+    EpochRecord quiet history SparseLearner deterministic ShardDL Shards Amp sparse_learner Checkpoint
+walks: uniforms walk_keys draw_paths expected_walks expected_visits WalkOrder walk_order phew
+"""
+
+@pytest.mark.parametrize('line', first.replace('\n    ', ' ').strip().splitlines(), ids=lambda line: line.split(':')[0])
+def test_names_of_the_first_version_are_where_they_were(line):
+    module, names = line.split(': ')
+    there = importlib.import_module(f'phew_nb.{module}')
+    assert [n for n in names.split() if not hasattr(there, n)] == []
