@@ -404,8 +404,8 @@ The file is TOML: a line for each setting, such as model, method, density and
 seed (--list names them all). A list varies: every combination is a run, and
 [[grid]] begins another set of them. Several processes and machines may work on
 one folder: each run is done once. Stopped and called again, runs go on from
-their last checkpoint. At the end comes a table, as in phew_compare, and
-phew_report makes a page of the folder.
+their last checkpoint; gmp and lottery choose their masks anew. At the end
+comes a table, as in phew_compare, and phew_report makes a page of the folder.
 """
 
 # %% ../nbs/69_cli.ipynb #60eaa737

@@ -150,3 +150,24 @@ def test_what_walks_hold_too_much_is_told_beside_other_densities():
         with tempfile.TemporaryDirectory() as out:
             record = next(r for r in sweep(grid(density=densities, **few), out, progress=False) if r['density'] < 1e-4)
         assert record['kept'] == 3 and any('1 of 17,400 weights are asked for, and 3 are kept' in w for w in record['warnings'])
+
+@pytest.mark.parametrize('method', ['gmp', 'lottery'])
+def test_methods_that_train_are_broken_off_and_end_as_they_would_have(method, tmp_path, monkeypatch):
+    "Once in the middle of the pruning, which begins anew, and once after it, where the training goes on."
+    from phew_nb import iterative
+    config = Config(method=method, density=.5, **small | dict(epochs=3))
+    whole, path, calls, own = run(config, 'cpu'), tmp_path/'run.pt', [], iterative._train
+    def stops(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 2: raise KeyboardInterrupt
+        return own(*args, **kwargs)
+    class Stop(Callback):
+        def after_epoch(self):
+            if self.epoch == 1: raise KeyboardInterrupt
+    with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+        m.setattr(iterative, '_train', stops)
+        run(config, 'cpu', path)
+    assert not path.exists()
+    with pytest.raises(KeyboardInterrupt): run(config, 'cpu', path, cbs=[Stop()])
+    assert path.exists()
+    assert same(run(config, 'cpu', path)) == same(whole)
