@@ -94,7 +94,7 @@ def read_records(folder:str|Path, # of results, or its address
     "The records of a store."
     found = {}
     for place,text in _contents(folder, 'records'):
-        try: record = _of_today(_named(place, as_record(text)))
+        try: record = _unchanged(_of_today(_named(place, as_record(text))))
         except ValueError as e:
             moved = set_aside(Path(place)) if aside and place.endswith('.json') and not is_remote(folder) else ''
             warnings.warn(f'{place} {e}, and left out{moved}'); continue
@@ -124,6 +124,17 @@ def _of_today(record):
     more = {k: float(record[k]) if isinstance(record[k], int) else record[k] for k in _as_made}
     made = record['settings'] | {k: v for k,v in more.items() if v != _as_made[k]}
     return record | dict(run=name_of(made), settings=made)
+
+def _unchanged(record):
+    "A record, if its settings are those of its run; some of before have none."
+    made = record.get('settings')
+    if not isinstance(made, dict): return record
+    if name_of(made) != record['run']: raise ValueError(
+        f"was changed: its settings are those of the run {name_of(made)!r}, and not of {record['run']!r}")
+    for name in sorted(made.keys() & _always.keys()):
+        if made[name] != record[name]: raise ValueError(
+            f'was changed: its {name!r} is {record[name]!r}, and {made[name]!r} in its settings')
+    return record
 
 # %% ../nbs/62_store.ipynb #bcc9d2c7
 def load_results(folder:str|Path # of results, or its address

@@ -1,5 +1,5 @@
 "Records on disk: whole or not there, claimed by one, and read in spite of what else lies about."
-import json, os, subprocess, sys
+import hashlib, json, os, subprocess, sys
 from pathlib import Path
 
 import pandas as pd, pytest
@@ -79,3 +79,15 @@ def test_claims_ask_no_clock(tmp_path, hours):
 def test_the_store_loads_no_torch():
     code = 'import sys, phew_nb.store; print([m for m in ("torch", "fastai", "numpy") if m in sys.modules])'
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip() == '[]'
+
+@pytest.mark.parametrize('change', ['settings', 'density', 'both'])
+def test_a_record_that_was_changed_by_hand_is_not_that_of_its_run(tmp_path, change):
+    "Of a made-up run; what a stored record's name is stands in `test_names_of_existing_records`."
+    made = dict(data='digits', model='mlp', method='phew', density=.1, seed=0)
+    good = made | dict(run=hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:12], settings=made)
+    write_record(tmp_path, good)
+    assert read_records(tmp_path) == [good]
+    path, other = tmp_path/'records'/f"{good['run']}.json", dict(density=.2)
+    bad = good | (other if change != 'settings' else {}) | (dict(settings=made | other) if change != 'density' else {})
+    path.write_text(json.dumps(bad))
+    with pytest.warns(UserWarning, match=f"{good['run']}.json was changed: .*, and left out"): assert read_records(tmp_path) == []
