@@ -441,6 +441,9 @@ def sweep_options() -> list: # for `read_line`
     return [*where_options(), option('workers', 'N', whole(0), None, workers, how),
         option('shard', 'I/N', word, None, 'only the I-th of N parts, from 1: for job arrays', how),
         option('masks', '', None, False, 'store masks beside the records', how),
+        option('compile', '', None, False, 'train by torch.compile: for a GPU', how),
+        option('evaluate_every', 'N', whole(1), 1, 'look at the test set after every N-th epoch, and the last '
+               '(default: 1)', how),
         option('track', 'NAME', word, None, 'tensorboard or wandb (offline too): losses and accuracies go there as '
                'well', how), *_cluster(), *talk_options()]
 
@@ -460,6 +463,8 @@ def _fields_and_names():
     return '\n'.join(['what a file may set', *lines]) + '\n\n' + listing()
 
 # %% ../nbs/69_cli.ipynb #1bfa0c7d
+_sweep_words = 'workers', 'shard', 'engine', 'masks', 'track', 'compile', 'evaluate_every'
+
 def _planned(file, args):
     "The configs in a file, and how they are run, after all that can be checked has been."
     from phew_nb.sweep import check_engine, plan, read_grid
@@ -470,7 +475,7 @@ def _planned(file, args):
     check_folder(Path(args.out))
     configs = read_grid(file)
     plan(configs, args.out, args.shard) # ValueError where --shard makes no sense
-    return configs, {k: getattr(args, k) for k in ('workers', 'shard', 'engine', 'masks', 'track')} | ray
+    return configs, {k: getattr(args, k) for k in _sweep_words} | ray
 
 # %% ../nbs/69_cli.ipynb #e66298ef
 _sweep_page = Page('phew_sweep', 'phew_sweep GRID.toml [options]', _sweep_about, _sweep_more, sweep_options,

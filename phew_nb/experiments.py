@@ -237,11 +237,13 @@ def train(config:Config, # what a run is made of
           checkpoint:str|Path|None=None, # a file to go on from, written as the run proceeds
           seconds:float=0., # the least time from one checkpoint to the next
           cbs=(), # further callbacks of fastai
+          compile:bool=False, # as in `sparse_learner`
          ) -> dict: # numbers after the last epoch, and the `curve` of all
     "Train the network of a run."
     from phew_nb.training import Checkpoint, quiet, sparse_learner
     dls = config_loaders(config, data, next(model.parameters()).device)
-    learn = sparse_learner(dls, model, None if config.method == 'dense' else masks, config.full_recipe, amp=config.amp)
+    masks = None if config.method == 'dense' else masks
+    learn = sparse_learner(dls, model, masks, config.full_recipe, amp=config.amp, compile=compile)
     saver = [] if checkpoint is None else [Checkpoint(checkpoint, seconds=seconds)]
     with quiet(learn): learn.fit_recipe(cbs=[*saver, *cbs])
     return summed_up(learn.epoch_record.rows)
@@ -250,10 +252,10 @@ def train(config:Config, # what a run is made of
 def summed_up(rows:list # of an `EpochRecord`
              ) -> dict: # `accuracy`, `mse`, `loss` after the last epoch, the `curve` of all; or FloatingPointError
     "What a record says of the training."
-    odd = next((i for i,row in enumerate(rows) if not math.isfinite(row['valid_loss'] or 0)), None)
+    odd = next((i for i,row in enumerate(rows) if not math.isfinite(row.get('valid_loss') or 0)), None)
     if odd is not None: raise FloatingPointError(f'the validation loss is {rows[odd]["valid_loss"]} after epoch {odd} '
                                                  '(counted from 0): a lower learning rate may help')
-    curve = {k: [row[k] for row in rows] for k in rows[0] if k != 'seconds'}
+    curve = {k: [row.get(k) for row in rows] for k in rows[-1] if k != 'seconds'} # (None: not evaluated)
     last = {k: v[-1] for k,v in curve.items()}
     return dict(accuracy=last.get('accuracy'), mse=last.get('mse'), loss=last['valid_loss'], curve=curve)
 
@@ -399,11 +401,13 @@ def run(config:Config, # what the run is made of
         seconds:float=0., # the least time from one checkpoint to the next
         cbs=(), # further callbacks of fastai
         on_masks:Callable|None=None, # called with the masks, before the training
+        compile:bool=False, # train by torch.compile, as in `sparse_learner`?
        ) -> dict: # the record: plain values, as JSON has them
     "Prune, measure and train a network."
     start, device = time.monotonic(), device or ('cuda' if torch.cuda.is_available() else 'cpu')
     with own_chance(config) as told:
         data, model, masks, found = prepared(config, device)
         if on_masks: on_masks(masks)
-        outcome = found | train(config, model, masks, data, checkpoint, seconds, cbs)
+        outcome = found | train(config, model, masks, data, checkpoint, seconds, cbs, compile)
+    if compile: outcome['compiled'] = True
     return record_of(config, outcome, told, time.monotonic() - start, device)

@@ -297,7 +297,7 @@ def curve_means(records:pd.DataFrame, # of one task and one density
                ) -> dict[str, np.ndarray]: # from method to the mean over seeds after every epoch
     "Learning curves."
     by = records.groupby('method', sort=False).curve
-    return {method: np.mean([c[name] for c in curves], axis=0, dtype=float) for method,curves in by}
+    return {method: np.mean(np.array([c[name] for c in curves], float), axis=0) for method,curves in by}
 
 @styled
 def plot_curves(records, # dicts, a DataFrame, or the folder that holds them; of one network and data set
@@ -309,8 +309,8 @@ def plot_curves(records, # dicts, a DataFrame, or the folder that holds them; of
     def draw(ax, group):
         group = pd.concat([dense, group]) if (group.method != 'dense').all() else group
         for method,mean in curve_means(group, score.column).items():
-            line = look(method) | dict(marker='')
-            ax.plot(range(1, len(mean) + 1), score.factor*mean, label=as_label(method), **line)
+            seen, line = np.flatnonzero(np.isfinite(mean)), look(method) | dict(marker='')
+            ax.plot(seen + 1, score.factor*mean[seen], label=as_label(method), **line)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         ax.set_xlabel('epoch')
     return _a_panel_each(known, densities, draw, score.words)

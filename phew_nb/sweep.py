@@ -133,6 +133,8 @@ class How:
     seconds:float=30. # the least time from one checkpoint of a run to the next
     masks:bool=False # store their masks?
     track:str|None=None # a name in `trackers`
+    compile:bool=False # train by torch.compile?
+    evaluate_every:int=1 # epochs from one look at the test set to the next
     id:str=field(default_factory=lambda: os.urandom(6).hex()) # of the sweep
     rows:dict=field(default_factory=dict, repr=False) # of `rows_of`, where other processes do the runs
 
@@ -145,7 +147,9 @@ def once(config:Config, # what the run is made of
     path = None if is_remote(how.out) else checkpoint_path(how.out, run_name(config))
     if path: path.parent.mkdir(parents=True, exist_ok=True)
     with tracking(how, config) as cbs:
-        go = lambda: experiments.run(config, how.device, path, how.seconds, cbs, None if keep is None else keep.append)
+        if how.evaluate_every > 1: cbs = [*cbs, import_module('phew_nb.training').EvaluateEvery(how.evaluate_every)]
+        on_masks = None if keep is None else keep.append
+        go = lambda: experiments.run(config, how.device, path, how.seconds, cbs, on_masks, how.compile)
         try: return go()
         except ValueError as e:
             if not path or not path.exists() or str(path) not in str(e): raise
@@ -553,12 +557,14 @@ def sweep(configs:Iterable[Config], # what to run
           together:bool|None=None, # train small networks together? True: all that can be; None: where it pays
           masks:bool=False, # store masks beside the records?
           track:str|None=None, # 'tensorboard' or 'wandb': where losses and accuracies are sent as well
+          compile:bool=False, # train by torch.compile, each network by itself?
+          evaluate_every:int=1, # epochs from one look at the test set to the next (and after the last)
           seconds:float=30., # the least time from one checkpoint of a run to the next
           **ray, # with `engine='ray'`: `address`, `gpus_per_run`, `retries`, as in `ray_work`
          ) -> list[dict]|Plan: # the records of these configs but the failed ones, in their order; a `Plan` if `dry_run`
     "Run all configs that the folder has no record of."
     check_engine(engine, track, ray)
-    todo, how = plan(configs, out, shard), How(str(out), device, seconds, masks, track)
+    todo, how = plan(configs, out, shard), How(str(out), device, seconds, masks, track, compile, evaluate_every)
     if changed := todo.changed(): warnings.warn(changed, stacklevel=caller_level())
     if dry_run or not todo.missing: return todo if dry_run else list(todo.done.values())
     if workers is None: workers = sensible_workers(list(todo.missing.values()), device)
@@ -578,7 +584,8 @@ def _make_ready(out):
 def _sweep(todo, how, progress, workers, engine, together, ray):
     "Do the runs of a plan."
     from phew_nb.experiments import prune_ahead
-    together = False if how.track or engine == 'ray' else together
+    alone = how.track or how.compile or how.evaluate_every > 1 or engine == 'ray'
+    together = False if alone else together
     with signals():
         try: _by_engine(todo, how, progress, workers, engine, together, ray)
         except (KeyboardInterrupt, OSError): _say_what_remains(todo, how, progress); raise

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['recipes', 'optimizers', 'Recipe', 'as_code', 'find_recipe', 'Optim', 'opt_func', 'ArraySet', 'GreyImage', 'ArrayDL',
            'data_loaders', 'RecipeSchedule', 'check_ranks', 'KeepMasks', 'Sparse', 'StopIfNotFinite', 'EpochRecord',
-           'quiet', 'history', 'SparseLearner', 'deterministic', 'ShardDL', 'Shards', 'Amp', 'KeepTogether', 'Compiled',
-           'sparse_learner', 'Checkpoint']
+           'quiet', 'history', 'EvaluateEvery', 'SparseLearner', 'deterministic', 'ShardDL', 'Shards', 'Amp',
+           'KeepTogether', 'Compiled', 'sparse_learner', 'Checkpoint']
 
 # %% ../nbs/51_training.ipynb #ec4bd8e8
 import math, os, sys, time, torch, warnings
@@ -24,9 +24,9 @@ from torch.utils._pytree import tree_map
 from .checkpoints import Checkpoint, Resumable, check_count, data_kept # (fastai first comes in there)
 from fastai.optimizer import set_item_pg
 from fastai.vision.all import (
-    Callback, CancelFitException, Category, CategoryMap, ChannelsLast, CrossEntropyLossFlat, DataLoaders, L, Learner,
-    MixedPrecision, MSELossFlat, OptimWrapper, TensorCategory, TensorImage, TfmdDL, accuracy, apply, default_device,
-    find_bs, mse, num_distrib, rank_distrib, to_detach)
+    Callback, CancelFitException, CancelValidException, Category, CategoryMap, ChannelsLast, CrossEntropyLossFlat,
+    DataLoaders, L, Learner, MixedPrecision, MSELossFlat, OptimWrapper, TensorCategory, TensorImage, TfmdDL, accuracy,
+    apply, default_device, find_bs, mse, num_distrib, rank_distrib, to_detach)
 from .data import Arrays, Batches, Data, read_image
 from .graph import trace
 from .keeping import mask_words, n_processes, zero_together
@@ -448,6 +448,16 @@ def history(learn:Learner # with an `EpochRecord`
     "Losses and metrics of a learner's last run."
     import pandas as pd
     return pd.DataFrame(learn.epoch_record.rows).rename_axis('epoch').drop(columns='seconds', errors='ignore')
+
+# %% ../nbs/51_training.ipynb #91844e0a
+class EvaluateEvery(Callback):
+    "Looks at the validation set after every `n`-th epoch of training, and after the last."
+    due = True
+    def __init__(self, n:int): self.n = check_count('n', n)
+    def before_epoch(self): self.due = True
+    def after_train(self): self.due = self.epoch + 1 == self.n_epoch or (self.epoch + 1) % self.n == 0
+    def before_validate(self):
+        if not self.due: raise CancelValidException
 
 # %% ../nbs/51_training.ipynb #9ba27b3a
 def _of_one_example(learn):

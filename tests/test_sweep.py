@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from phew_nb import sweep as S
+from phew_nb.cli import phew_sweep
 from phew_nb.config import Config, grid, run_name
 from phew_nb.experiments import run
 from phew_nb.store import read_failures, read_records
+from phew_nb.plots import plot_curves
 from phew_nb.sweep import sweep
 
 small = dict(hidden=(20,), epochs=1, per_class=10, test_per_class=5)
@@ -211,3 +213,23 @@ def test_a_run_of_wandb_ends_when_ours_fails(monkeypatch):
     with S.tracking(how, None): pass
     with pytest.raises(RuntimeError), S.tracking(how, None): raise RuntimeError('no')
     assert ends == [0, 1]
+
+def test_looking_at_the_test_set_less_often_changes_nothing_else(tmp_path):
+    several = replace(config, epochs=5)
+    often, = sweep([several], tmp_path/'a', **alone)
+    seldom, = sweep([several], tmp_path/'b', evaluate_every=2, progress=False)
+    looked = [False, True, False, True, True]
+    for name in 'accuracy', 'valid_loss':
+        assert seldom['curve'][name] == [v if now else None for now, v in zip(looked, often['curve'][name])]
+    assert seldom['curve']['train_loss'] == often['curve']['train_loss'] and seldom['accuracy'] == often['accuracy']
+    line = plot_curves(tmp_path/'b').axes[0].lines[0]
+    assert list(line.get_xdata()) == [2, 4, 5]
+
+def test_runs_by_torch_compile(tmp_path, compiler):
+    file = tmp_path/'grid.toml'
+    file.write_text('method = "magnitude"\ndensity = 0.2\nhidden = [20]\nepochs = 1\nper_class = 10\ntest_per_class = 5\n')
+    assert phew_sweep([str(file), '--out', str(tmp_path/'a'), '--workers', '0', '--compile', '--quiet']) == 0
+    eager, = sweep([config], tmp_path/'b', **alone)
+    record, = read_records(tmp_path/'a')
+    assert record['run'] == eager['run'] and record['compiled'] and 'compiled' not in eager
+    assert abs(record['loss'] - eager['loss']) < 1e-4
