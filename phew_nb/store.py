@@ -8,7 +8,7 @@ __all__ = ['records_file', 'as_text', 'as_record', 'is_remote', 'read_records', 
 
 # %% ../nbs/62_store.ipynb #09cfd555
 import errno, inspect, json, math, os, warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from .files import write_bytes
 from .config import Config, name_of
@@ -239,10 +239,12 @@ _no_locks = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP
 def _lock(path):
     "The lock of a file, taken; None: somebody else has it; False: this file system has no locks."
     from filelock import FileLock, Timeout
+    path.parent.mkdir(parents=True, exist_ok=True)
     newer = 'fallback_to_soft' in inspect.signature(FileLock.__init__).parameters
     lock = FileLock(path, timeout=0, **dict(fallback_to_soft=False) if newer else {}) # a soft one outlives its process
     try: lock.acquire()
     except Timeout: return None
+    except FileNotFoundError: return _lock(path) # somebody was done, and has removed the empty folder
     except (OSError, NotImplementedError) as e:
         if isinstance(e, OSError) and e.errno not in _no_locks: raise
         warnings.warn(f"the file system of '{path.parent.parent}' has no locks: let one process work there, or give "
@@ -258,10 +260,10 @@ def claim(folder:str|Path, # of results, or its address
     "Claim a run for the body of a `with`."
     if is_remote(folder): yield not is_recorded(folder, run); return
     path = Path(folder)/'claims'/f'{run}.lock'
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock(path)
     if not lock: yield None if lock is None else not is_recorded(folder, run); return
     try: yield not is_recorded(folder, run)
     finally:
         if is_recorded(folder, run): path.unlink(missing_ok=True)
         lock.release()
+        with suppress(OSError): path.parent.rmdir() # it holds other claims

@@ -145,7 +145,6 @@ def once(config:Config, # what the run is made of
     "Do a run; it continues from its checkpoint if there is a good one."
     from phew_nb import experiments
     path = None if is_remote(how.out) else checkpoint_path(how.out, run_name(config))
-    if path: path.parent.mkdir(parents=True, exist_ok=True)
     with tracking(how, config) as cbs:
         if how.evaluate_every > 1: cbs = [*cbs, import_module('phew_nb.training').EvaluateEvery(how.evaluate_every)]
         on_masks = None if keep is None else keep.append

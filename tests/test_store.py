@@ -91,3 +91,18 @@ def test_a_record_that_was_changed_by_hand_is_not_that_of_its_run(tmp_path, chan
     bad = good | (other if change != 'settings' else {}) | (dict(settings=made | other) if change != 'density' else {})
     path.write_text(json.dumps(bad))
     with pytest.warns(UserWarning, match=f"{good['run']}.json was changed: .*, and left out"): assert read_records(tmp_path) == []
+
+def test_the_folder_of_claims_goes_with_the_last(tmp_path, monkeypatch):
+    "Somebody else may remove it between its making and the lock in it."
+    import filelock
+    own, removed = filelock.FileLock.acquire, []
+    def late(self, *args, **kwargs):
+        if not removed: removed.append((tmp_path/'claims').rmdir()); raise FileNotFoundError(2, 'no such folder')
+        return own(self, *args, **kwargs)
+    monkeypatch.setattr(filelock.FileLock, 'acquire', late)
+    with claim(tmp_path, 'a') as mine, claim(tmp_path, 'b') as other:
+        assert mine and other
+        for run in 'a', 'b': write_record(tmp_path, record(run))
+    assert removed and sorted(p.name for p in tmp_path.iterdir()) == ['records']
+    with claim(tmp_path, 'c'): pass
+    assert [p.name for p in (tmp_path/'claims').iterdir()] == ['c.lock'] # not done: somebody may wait for it
