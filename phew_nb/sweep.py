@@ -508,19 +508,24 @@ class Progress:
 
     def __call__(self, word, name, what):
         "Take note of what happened to a run."
-        config = self.plan.wanted[name]
-        if word == 'begin': self.now = self.plan.words[name]; self.bar.set_postfix_str(self.now); return
         if word == 'busy' or name in self.ended: return
-        self.ended.add(name); self.bar.update()
-        if word == 'done' and what: self.plan.done[name] = what
-        if word == 'failed': self.failed[name] = what; self.say_why(name, config, RuntimeError(what['reason']))
-        if self.on and not self.terminal and time.monotonic() - self.last > 60: self.line()
+        if word == 'begin': self.now = self.plan.words[name]; self.bar.set_postfix_str(self.now)
+        else: self.end(word, name, what)
+        if (what or {}).get('together'): return # the others of its stack end now as well, and count before a line does
+        if self.on and self.ended and not self.terminal and time.monotonic() - self.last > 60: self.line()
 
 # %% ../nbs/64_sweep.ipynb #ee6d0801
 @patch
-def say_why(self:Progress, name, config, error):
+def end(self:Progress, word, name, what):
+    "A run is done, or has failed."
+    self.ended.add(name); self.bar.update()
+    if word == 'done' and what: self.plan.done[name] = what
+    if word == 'failed': self.failed[name] = what; self.say_why(name, self.plan.wanted[name], what['reason'])
+
+@patch
+def say_why(self:Progress, name, config, why):
     "Say which run failed, and why."
-    self.on_error(config, error, *([self.plan.words[name]] if self.on_error is report_failure else []))
+    self.on_error(config, RuntimeError(why), *([self.plan.words[name]] if self.on_error is report_failure else []))
 
 @patch
 def line(self:Progress):

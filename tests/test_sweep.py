@@ -233,3 +233,14 @@ def test_runs_by_torch_compile(tmp_path, compiler):
     record, = read_records(tmp_path/'a')
     assert record['run'] == eager['run'] and record['compiled'] and 'compiled' not in eager
     assert abs(record['loss'] - eager['loss']) < 1e-4
+
+def test_a_line_of_progress_counts_all_runs_of_a_stack(tmp_path, monkeypatch, capsys):
+    "On a clock on which everything takes minutes: networks trained together end together."
+    import itertools, re
+    from types import SimpleNamespace
+    ticks = itertools.count(0, 100)
+    monkeypatch.setattr(S, 'time', SimpleNamespace(monotonic=lambda: next(ticks), sleep=lambda s: None))
+    some = grid(seed=[0, 1, 2], method='random', **small | dict(hidden=[(20,), (30,), (40,)]))
+    S.sweep(some, tmp_path, device='cpu')
+    told = re.findall(r'^(\d+) runs? in .* left', capsys.readouterr().err, re.M)
+    assert set(told) == {'3', '6'}
