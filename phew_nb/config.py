@@ -108,6 +108,7 @@ def _check(config):
     import_module('phew_nb.masks').n_kept(1, config.density)
     for name in 'seed', 'epochs', 'per_class', 'test_per_class', 'prune_per_class', 'image_size':
         if getattr(config, name) is not None: _check_whole(name, getattr(config, name), int(name != 'seed'))
+    if config.image_size is not None: import_module('phew_nb.data').check_size(config.data, config.image_size)
     for name,kind in dict(bn=bool, options=Mapping, width=Real, amp=str).items():
         value = getattr(config, name)
         if value is not None or name not in network_defaults: _check_kind(name, value, kind)
@@ -291,7 +292,9 @@ def _checked(path, text, values):
             except (ValueError, TypeError) as e:
                 raise ValueError(f'{path}, line {_line_of(text, key, one)}: {e}') from None
     try: return grid(**values)
-    except (ValueError, TypeError) as e: raise ValueError(f"{path}, line {_line_of(text, 'options')}: {e}") from None
+    except (ValueError, TypeError) as e:
+        key = 'image_size' if 'image_size' in str(e) else 'options'
+        raise ValueError(f"{path}, line {_line_of(text, key)}: {e}") from None
 
 def _line_of(text, key, *values):
     "The line of a field, or of the name that the commands have for it."
@@ -303,6 +306,7 @@ def _check_value(key, value):
     check_fields({key: value})
     if value == []: grid(**{key: value})
     elif key == 'options': _check_kind(key, value, Mapping) # their names are those of the method
+    elif key == 'image_size': _check_whole(key, value, 1) # whether it makes sense, the data say
     else: Config(**{key: value})
 
 # %% ../nbs/60_config.ipynb #7e1af1b2

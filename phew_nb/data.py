@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['datasets', 'rotate_shear', 'transform_images', 'transformation', 'room', 'free_memory', 'stack_examples', 'as_bytes',
-           'as_data', 'DataRow', 'data_row', 'is_drawn', 'load_data', 'crop_flip', 'Batches', 'pruning_batches',
-           'Arrays', 'Data', 'Source', 'channel_stats', 'checksum', 'class_names', 'data_folder', 'decode', 'digits',
-           'fingerprint', 'image_data', 'labelled_files', 'list_files', 'no_augments', 'read_cache', 'read_image',
-           'source_folder', 'sources', 'write_cache']
+           'as_data', 'DataRow', 'data_row', 'is_drawn', 'check_size', 'load_data', 'crop_flip', 'Batches',
+           'pruning_batches', 'Arrays', 'Data', 'Source', 'channel_stats', 'checksum', 'class_names', 'data_folder',
+           'decode', 'digits', 'fingerprint', 'image_data', 'labelled_files', 'list_files', 'no_augments', 'read_cache',
+           'read_image', 'source_folder', 'sources', 'write_cache']
 
 # %% ../nbs/04_data.ipynb #d9c5a48e
 import inspect, math, os, tempfile, warnings, numpy as np, torch, torch.nn.functional as F
@@ -488,7 +488,17 @@ def is_drawn(name:str # as `data_row` takes it
             ) -> bool:
     "Whether the data of each seed are others."
     row = data_row(name)
-    return name in datasets and 'seed' in inspect.signature(getattr(row, 'load', row)).parameters
+    return name in datasets and 'seed' in _arguments(row)
+
+def _arguments(row): return inspect.signature(getattr(row, 'load', row)).parameters
+
+def check_size(name:str, # as `data_row` takes it
+               size:int, # to which images shall be cut, in pixels
+              ): # ValueError where the data have a size of their own; they are not loaded
+    "Check that a data set can be given a size."
+    takes = _arguments(data_row(name))
+    if 'size' not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()): raise ValueError(
+        f'{name} has images of one size: image_size (--image-size) is for data of your own, got {size}')
 
 # %% ../nbs/04_data.ipynb #cd064816
 def _made(name, make, size=None):

@@ -90,20 +90,13 @@ def _source(name):
 
 _sources = {} # one object for each name, so that `_load` knows it again
 
-def _size_of(config, source):
-    "The size of images as an argument, if one is asked for; ValueError where the data have their own."
-    if config.image_size is None: return {}
-    takes = inspect.signature(getattr(source, 'load', source)).parameters
-    if 'size' in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values()): return dict(size=config.image_size)
-    raise ValueError(f'{config.data} has images of one size: image_size (--image-size) is for data of your own')
-
 # %% ../nbs/61_experiments.ipynb #752c74ca
 def config_data(config:Config # what a run is made of
                ) -> Data: # ValueError, FileNotFoundError: what is missing
     "The data set of a run."
     source, per_class = _source(config.data), config.per_class
     if isinstance(source, partial): source = _sources.setdefault((source.func, *source.args), source)
-    more = _size_of(config, source)
+    more = {} if config.image_size is None else dict(size=config.image_size)
     if is_drawn(config.data):
         if per_class is not None: more['n_per_class'] = per_class
         data, per_class = _load(source, _stamp(config.data), seed=stream(config.seed, 'data'), **more), None

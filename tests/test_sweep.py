@@ -244,3 +244,17 @@ def test_a_line_of_progress_counts_all_runs_of_a_stack(tmp_path, monkeypatch, ca
     S.sweep(some, tmp_path, device='cpu')
     told = re.findall(r'^(\d+) runs? in .* left', capsys.readouterr().err, re.M)
     assert set(told) == {'3', '6'}
+
+def test_a_plan_refuses_a_size_for_data_that_have_one(tmp_path, monkeypatch, capsys):
+    "Without loading them; data of one's own take it."
+    from phew_nb import data
+    def fails(): raise AssertionError('it is loaded')
+    monkeypatch.setitem(data.datasets, 'digits', fails)
+    monkeypatch.chdir(tmp_path)
+    Path('mine.py').write_text('def make(): 1/0')
+    Path('grid.toml').write_text('model = "mlp"\nimage_size = 12\n')
+    with pytest.raises(SystemExit): phew_sweep(['grid.toml', '--dry-run'])
+    assert 'grid.toml, line 2: digits has images of one size' in capsys.readouterr().err
+    with pytest.raises(ValueError, match='digits has images of one size'): grid(data=['mine.py:make', 'digits'], image_size=8)
+    Path('grid.toml').write_text('data = "mine.py:make"\nimage_size = [12, 16]\n')
+    assert phew_sweep(['grid.toml', '--dry-run']) == 0 and '2 to do' in capsys.readouterr().out
