@@ -48,7 +48,7 @@ same line goes on where it was.
 _compare_more = '''
 examples:
   phew_compare
-      PHEW beside eight others on handwritten digits
+      PHEW, other sparse networks and the dense one, on handwritten digits
 
   phew_compare --methods all --densities 0.05 --seeds 1
       every method, once

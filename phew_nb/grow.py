@@ -39,11 +39,17 @@ def _score(scores, name, mask, gen):
         f"the scores of '{name}' must be finite numbers, one for each of its {tuple(mask.shape)} weights")
     return score
 
-def _exchange(weight, mask, score, n):
+def _size(weight, name, mask):
+    "The magnitudes of the weights of one parameter; ValueError where kept ones have none."
+    size = weight.detach().abs().to(mask.device)
+    if not (size.isfinite() | ~mask).all(): raise ValueError(
+        f"weights of '{name}' that are kept are NaN or infinite: which of them are the smallest, nobody can say")
+    return size
+
+def _exchange(weight, name, mask, score, n):
     "A mask after `n` weights have gone and `n` others have come."
-    where = weight.device
-    mask, score = mask.to(where), score.to(where)
-    return mask & ~_lowest(weight.detach().abs(), mask, n) | _lowest(-score, ~mask, n)
+    mask, score = mask.to(weight.device), score.to(weight.device)
+    return mask & ~_lowest(_size(weight, name, mask), mask, n) | _lowest(-score, ~mask, n)
 
 # %% ../nbs/53_grow.ipynb #b2d1a073
 def _check_frac(frac):
@@ -55,7 +61,7 @@ def regrow(model:nn.Module,    # the network that the masks are for; it is not c
            frac:float=.3,      # part of each layer's kept weights that go, in [0, 1]
            scores:dict=None,   # parameter name -> tensor, whose largest magnitudes come; None: at random
            seed:int|torch.Generator=0, # of what comes at random
-          ) -> Masks: # as many in each layer; raises ValueError where masks or scores do not fit
+          ) -> Masks: # as many in each layer; raises ValueError where masks or scores do not fit, or weights are not finite
     "Let the smallest kept weights of each layer go, and others come; what is frozen or has no scores stays."
     _check_frac(frac)
     params = dict(unwrapped(masks.check(model) and model).named_parameters(remove_duplicate=False))
@@ -64,7 +70,7 @@ def regrow(model:nn.Module,    # the network that the masks are for; it is not c
         if not params[name].requires_grad or (scores is not None and name not in scores): continue
         kept = int(mask.sum())
         n = min(round(frac*kept), mask.numel() - kept)
-        if n: new[name] = _exchange(params[name], mask, _score(scores, name, mask, gen), n).to(mask.device)
+        if n: new[name] = _exchange(params[name], name, mask, _score(scores, name, mask, gen), n).to(mask.device)
     return Masks(new)
 
 # %% ../nbs/53_grow.ipynb #c554faef
@@ -122,8 +128,7 @@ def on_paths(graph:PathGraph, # of the network
 def _up_to_go(params, masks, frac):
     "The part of each layer's kept weights with the smallest magnitude; none of frozen ones."
     n = lambda name, mask: round(frac*int(mask.sum())) if params[name].requires_grad else 0
-    size = lambda name, mask: params[name].detach().abs().to(mask.device)
-    return {name: _lowest(size(name, mask), mask, n(name, mask)) for name, mask in masks.items()}
+    return {name: _lowest(_size(params[name], name, mask), mask, n(name, mask)) for name, mask in masks.items()}
 
 def _alive(graph, left, order, n):
     "What lies on paths of the weights left and of the first `n` walks."

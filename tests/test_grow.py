@@ -274,6 +274,32 @@ def test_resume_to_the_bit_across_an_update(method, tmp_path):
     assert rest.first_epoch == 2 and rest.grow.rows == whole.grow.rows and Masks.of(rest.model) == Masks.of(whole.model)
     for name, t in whole.model.state_dict().items(): assert torch.equal(t, rest.model.state_dict()[name]), name
 
+@pytest.mark.parametrize('bad', [float('nan'), float('inf'), -float('inf')])
+@pytest.mark.parametrize('method', growers)
+def test_what_is_not_finite_is_refused_by_its_name(method, bad):
+    "Kept weights or scores; nothing is changed."
+    model = mlp([8, 6, 4], seed=0)
+    masks = random_masks(model, .5)
+    masks.keep(model)
+    more = dict(graph=trace(model, (8,))) if method == 'walks' else {}
+    scores = {name: torch.ones(mask.shape) for name, mask in masks.items()}
+    name, mask = next(iter(masks.items()))
+    place = tuple(mask.nonzero()[0].tolist())
+    weight = model.get_parameter(name).data
+    def refused(scores):
+        before = {name: t.clone() for name, t in model.state_dict().items()}
+        with pytest.raises(ValueError, match=name): grow(model, method=method, scores=scores, **more)
+        assert Masks.of(model) == masks
+        for key, t in model.state_dict().items(): assert torch.equal(t.nan_to_num(7.), before[key].nan_to_num(7.))
+    if method != 'set':
+        wrong = {key: t.clone() for key, t in scores.items()}
+        wrong[name][place] = bad
+        refused(wrong)
+    good, weight[place] = weight[place].clone(), bad
+    refused(scores)
+    weight[place] = good
+    assert grow(model, method=method, scores=scores, **more).kept == masks.kept
+
 # --- two processes ---------------------------------------------------------------------------------------------------
 
 def train_one_of_two(rank, path, port):
