@@ -19,6 +19,7 @@ from .draws import own_stream, salts
 from .flow import graph_and_masks
 from .graph import PathGraph
 from .linearised import Replay, linearised
+from .keeping import check_weight_norm
 from .masks import Masks, n_kept, unwrapped
 from .models import draw_weights
 from .operations import Fixed, is_pointwise, is_strided, plain_name, tensors_in
@@ -125,6 +126,7 @@ def ntk_sap_scores(model:nn.Module, # the network, within `scoring`
     "How much the change of the outputs under moves of the weights depends on the presence of each weight."
     if not epsilon > 0: raise ValueError(f"epsilon must be above 0, got {epsilon}")
     if min(n, samples) < 1: raise ValueError(f"n and samples must be 1 or more, got {n} and {samples}")
+    check_weight_norm(unwrapped(model), masks)
     own = {name: p.data for name, p in params.items()}
     drawn = [_one_sample(model, graph, params, own, masks, gen, x, n, epsilon, init) for _ in range(samples)]
     for name, p in params.items(): p.data = own[name]
@@ -522,6 +524,7 @@ def px_scores(model:nn.Module, # the network
              ) -> dict: # name -> float64 scores, 0 or more
     "How much of the paths' strength, times how open the data find those to the same output, each weight carries."
     model, total = unwrapped(model), {name: 0. for name in graph.params}
+    check_weight_norm(model, masks or {})
     net = linearised(model, 2, torch.float64, masks or None, traced=graph)
     values = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
     for name, mask in (masks or {}).items(): values[name] = values[name].masked_fill(~mask.to(values[name].device), 0)

@@ -21,7 +21,7 @@ from . import report # noqa: F401 (adds `Masks.report`)
 from .draws import own_stream, salts
 from .flow import graph_and_masks
 from .graph import PathGraph, trace
-from .keeping import check_choice
+from .keeping import check_choice, check_weight_norm
 from .looks import palette
 from .masks import Masks, n_kept, unwrapped
 from .models import look_up
@@ -626,6 +626,7 @@ def iter_snip(model:nn.Module,       # the network
     with scoring(model, graph, among, batch_stats) as params:
         masks, dl, theta = among, list(dl), {name: p.data for name, p in params.items()}
         for step, n in enumerate(steps_down(count_left(graph, among), k, iterations)):
+            if step: check_weight_norm(unwrapped(model), masks)
             scores = snip_sums(model, params, dl, loss, signed, theta)
             masks = top_k(scores if step else check_some(scores), n, among=among if back else masks)
             for name, p in params.items(): p.data = theta[name].masked_fill(~masks[name].to(p.device), 0)

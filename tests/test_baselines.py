@@ -572,3 +572,17 @@ def test_scores_run_on_exact_kernels(layer, score):
     seen.clear()
     score(model, graph, [batch])
     assert seen and all(now == [False, True, False] for now in seen) and flags() == before
+
+@pytest.mark.parametrize('old', [False, True])
+@pytest.mark.parametrize('method', ['iter_snip', 'force', 'px', 'ntk_sap'])
+def test_rows_that_weight_norm_cannot_divide_are_named_on_the_way(method, old):
+    "A step's masks leave a row empty, with which the next step would compute 0/0."
+    make = torch.nn.utils.weight_norm if old else torch.nn.utils.parametrizations.weight_norm
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', FutureWarning)
+        model = nn.Sequential(make(nn.Linear(6, 16)), nn.ReLU(), make(nn.Linear(16, 16)), nn.ReLU(), nn.Linear(16, 4))
+    before = snapshot(model)
+    with pytest.raises(ValueError, match='weight_norm divides .* empty: the network would compute 0/0'):
+        prune(model, method, .02, (6,), dl=data())
+    assert_same(snapshot(model), before)
