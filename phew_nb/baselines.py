@@ -9,7 +9,7 @@ __all__ = ['input_rules', 'force', 'change_gradients', 'held_statistics', 'ntk_s
 
 # %% ../nbs/42_baselines.ipynb #42af58a1
 import math, torch
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from fastcore.basics import patch
 from fastcore.meta import delegates
 from torch import Tensor, nn
@@ -104,10 +104,12 @@ def _one_sample(model, graph, params, own, masks, gen, x, n, epsilon, init):
     drawn = lambda t: t if init is None or t.ndim < 2 else draw_weights(t, init, gen) # (a list has no fan-in)
     theta = {name: drawn(t) for name, t in own.items()}
     moved = {name: t + epsilon*torch.randn(t.shape, generator=gen).to(t) for name, t in theta.items()}
+    where = f'the network, on {n} rows of normal numbers (inputs= gives others)'
+    place = saying(where) if x is None else nullcontext()
     x = _noise(graph, n, gen, next(iter(own.values()))) if x is None else x
     here, there = ({name: masks[name].to(t)*t for name, t in w.items()} for w in (theta, moved))
     for name, p in params.items(): p.data = here[name]
-    with held_statistics(model, x): _, left, right = change_gradients(model, params, here, there, x)
+    with place, held_statistics(model, x): _, left, right = change_gradients(model, params, here, there, x)
     return [a*t + b*m for a, t, b, m in zip(left, theta.values(), right, moved.values())]
 
 # %% ../nbs/42_baselines.ipynb #56352fad

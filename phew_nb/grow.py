@@ -61,7 +61,7 @@ def regrow(model:nn.Module,    # the network that the masks are for; it is not c
            frac:float=.3,      # part of each layer's kept weights that go, in [0, 1]
            scores:dict=None,   # parameter name -> tensor, whose largest magnitudes come; None: at random
            seed:int|torch.Generator=0, # of what comes at random
-          ) -> Masks: # as many in each layer; raises ValueError where masks or scores do not fit, or weights are not finite
+          ) -> Masks: # as many in each layer; ValueError where masks or scores do not fit, or weights are not finite
     "Let the smallest kept weights of each layer go, and others come; what is frozen or has no scores stays."
     _check_frac(frac)
     params = dict(unwrapped(masks.check(model) and model).named_parameters(remove_duplicate=False))

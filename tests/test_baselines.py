@@ -586,3 +586,19 @@ def test_rows_that_weight_norm_cannot_divide_are_named_on_the_way(method, old):
     with pytest.raises(ValueError, match='weight_norm divides .* empty: the network would compute 0/0'):
         prune(model, method, .02, (6,), dl=data())
     assert_same(snapshot(model), before)
+
+class Nodes(nn.Module):
+    "A graph network of seven nodes."
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.register_buffer('edges', torch.ones(7, 7))
+    def forward(self, x): return self.b(torch.relu(self.edges @ self.a(x)))
+
+def test_ntk_sap_says_how_to_give_inputs_that_are_no_hundred_rows():
+    torch.manual_seed(0)
+    model, x = Nodes(), torch.randn(7, 5)
+    graph = trace(model, example=x)
+    with pytest.raises(RuntimeError, match=r'on 100 rows of normal numbers \(inputs= gives others\): .*cannot be multiplied'):
+        ntk_sap(model, .3, graph)
+    assert ntk_sap(model, .3, graph, inputs=(x,)).kept == round(.3*graph.total)
