@@ -340,8 +340,9 @@ def _cut(model, masks, plan):
     for module, (name, reads, makes) in plan.layers.items():
         rows, columns = _stay(makes, plan.stays), _stay(reads, plan.stays)
         if rows.all() and columns.all(): continue # (its weight may be another layer's, too)
-        _cut_sizes(module, int(columns.sum()), int(rows.sum()))
+        n_in, n_out = int(columns.sum()), int(rows.sum())
         columns = _cut_layer(module, rows, columns, plan.constants[module])
+        _cut_sizes(module, n_in, n_out) # (the layer is cut by the groups that it had)
         weight = f'{name}.weight'.lstrip('.')
         if weight in masks: left[weight] = _part(masks[weight], rows, columns) | (module.weight.detach().cpu() != 0)
     for module, [(reads, _), *_] in plan.seen.items():

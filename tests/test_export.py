@@ -328,6 +328,20 @@ def test_grouped_layers_single_numbers_and_draws_keep_no_network_from_being_made
     for net in model, small: torch.manual_seed(1); outs.append(net(example))
     assert torch.allclose(*outs, atol=1e-6)
 
+@pytest.mark.parametrize('times', [1, 2]) # channels made of each by the second depthwise convolution
+def test_depthwise_layers_of_which_one_channel_stays_are_made_compact(times):
+    torch.manual_seed(0)
+    model = as_trained(nn.Sequential(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, 3, padding=1, groups=6), nn.ReLU(),
+                                     nn.Conv2d(6, 6*times, 3, groups=6), nn.ReLU(), nn.Conv2d(6*times, 4, 1)))
+    masks = Masks.dense({name: p for name, p in model.named_parameters() if p.ndim > 1})
+    for name in '0.weight', '1.weight', '3.weight': masks[name][:] = False
+    masks['0.weight'][2] = masks['1.weight'][2] = masks['3.weight'][2*times:3*times] = True
+    masks['5.weight'][:, :2*times] = masks['5.weight'][:, 3*times:] = False
+    small = compact(model, masks, (3, 6, 6))
+    masks.apply(model)
+    assert [len(small[i].weight) for i in (0, 1, 3)] == [1, 1, times]
+    assert torch.allclose(small(x := torch.randn(5, 3, 6, 6)), model(x), atol=1e-6)
+
 class Shared(nn.Module):
     "Two layers of one weight, behind one that can be cut."
     def __init__(self):
