@@ -378,7 +378,9 @@ def _graph(model, tracer, inputs, outputs, dense, example):
     kept = [node for node, yes in zip(nodes, _between(nodes, n, inputs, outputs)) if yes]
     left = {name: 'reads nothing that depends on the input' for name in tracer.constant_fed}
     left |= {name: 'multiplied with another parameter: a constant here' for name in _factors(tracer)}
-    left |= {node.name: 'the output does not depend on it' for node in nodes if isinstance(node, Layer)}
+    for name in dict.fromkeys(node.name for node in nodes if isinstance(node, Layer)): left[name] = (
+        'the output depends on it at most where it reads constants, as in a derivative' if name in tracer.constant_fed
+        else 'the output does not depend on it')
     left |= dict.fromkeys(tracer.constants, 'kept dense: a part of a constant here')
     params = {}
     for node in kept:

@@ -406,6 +406,26 @@ def test_language_model():
 
 # What counts, and what is left out
 
+class Slope(nn.Module):
+    "A physics-informed network: the derivative of one in its inputs, and an end that only the network itself would reach."
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.vain = nn.Linear(2, 4), nn.Linear(4, 1), nn.Linear(4, 3)
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        with torch.enable_grad():
+            h = torch.tanh(self.a(x))
+            self.vain(h)
+            return torch.autograd.grad(self.b(h).sum(), x, create_graph=True)[0]
+
+def test_weights_of_a_derivative_are_not_said_to_do_nothing():
+    torch.manual_seed(0)
+    model, x = Slope(), torch.randn(3, 2)
+    does = {name: torch.autograd.grad(model(x).sum(), p, allow_unused=True)[0] is not None for name, p in model.named_parameters()}
+    left = trace(model, (2,)).left_out
+    assert does['b.weight'] and 'constants, as in a derivative' in left['b.weight']
+    assert not does['vain.weight'] and left['vain.weight'] == 'the output does not depend on it'
+
 def test_left_out():
     graph = trace(models['auxiliary heads'][0](), (1, 4, 4))
     assert graph.left_out == {'aux.weight': 'it is not run on this example', 'vain.weight': 'the output does not depend on it'}
