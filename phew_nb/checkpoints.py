@@ -244,7 +244,8 @@ class Checkpoint(Callback):
 _checkpoint = 'phew_nb.checkpoint/2'
 
 def _simple(value):
-    "The same in Python's own lists and dicts and torch's own tensors, which are read as data only."
+    "The same in Python's own lists, dicts and numbers and torch's own tensors, which are read as data only."
+    if isinstance(value, np.generic): return value.item() # a rate of a schedule
     if isinstance(value, Tensor): return value.as_subclass(Tensor)
     if isinstance(value, dict): return {k: _simple(v) for k, v in value.items()}
     if isinstance(value, tuple): return tuple(map(_simple, value))
@@ -259,7 +260,7 @@ def state(self:Checkpoint) -> dict: # of tensors, numbers, texts
                 model=unwrapped(learn.model).state_dict(), masks=masks and dict(masks),
                 opt=_simple(learn.opt.state_dict()), scaler=scaler and scaler.state_dict(),
                 data=_order(learn.dls.train), record=_recorded(learn.recorder),
-                callbacks={name: _memory(cb) for name, cb in _remembering(learn).items()})
+                callbacks={name: _simple(_memory(cb)) for name, cb in _remembering(learn).items()})
 
 @patch
 def write(self:Checkpoint):

@@ -339,6 +339,19 @@ def test_trackers_go_on(tmp_path):
     assert [row['lr'] for row in rest.recipe_schedule.log] == rates
     for name, t in whole.model.state_dict().items(): assert torch.equal(t, rest.model.state_dict()[name]), name
 
+@pytest.mark.parametrize('schedule', [lambda learn, cbs: learn.fit_one_cycle(3, .05, cbs=cbs),
+    lambda learn, cbs: learn.fit_flat_cos(3, .05, cbs=cbs)])
+def test_a_run_by_a_schedule_of_fastai_goes_on_where_it_was_broken_off(schedule, tmp_path):
+    def run(*cbs):
+        dls = data_loaders(data, 50, device='cpu', seed=0)
+        with quiet(learn := sparse_learner(dls, mlp([64, 8, 10], seed=0))): schedule(learn, cbs)
+        return learn
+    whole = run()
+    with pytest.raises(RuntimeError): run(Checkpoint(tmp_path/'run.pt'), StopAt(2))
+    rest = run(Checkpoint(tmp_path/'run.pt'))
+    assert rest.recorder.lrs == whole.recorder.lrs
+    for a, b in zip(whole.model.parameters(), rest.model.parameters()): assert torch.equal(a, b)
+
 def test_a_search_for_a_rate_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     searched, plain = make_learner(), make_learner()
