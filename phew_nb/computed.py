@@ -17,7 +17,7 @@ from .nodes import TraceError
 from .numbers import Numbers
 from .rules import UnitNumbers, is_pointwise, is_strided, plain_name, rerun, tensors_in
 from .operations import operation
-from .tape import out_of_place
+from .tape import out_of_place, without_out
 
 # %% ../nbs/16_computed.ipynb #72edec49
 def where_now(model):
@@ -147,18 +147,21 @@ def follow_weights(self:WeightNumbers, func, name, args, kwargs, outs, given):
     if family == 'layer': # a product of parameters alone (or with constants)
         known = all(bool((self.behind(t) != -2).all()) for t in made)
         return [self.made.put(o, -3 if known else -2) for o in outs]
-    self.note_at_zero(func, args, kwargs, outs)
     same = name in ('_to_copy', 'clone') and (self.parameter(made[0]) is not None or self.is_copy(made[0]))
     for o in outs: self.copies[o.untyped_storage()._cdata] = StorageWeakRef(o.untyped_storage()) if same else None
     cut = self.is_cut(func, args, kwargs, made, outs[0])
     if not cut and self.only_moves(func, name, family, args, made):
+        numbers = rerun(func, args, kwargs, self.known_weight, 1)
+        known = not func.is_view and any(self.at_zero.get(t) is not None for t in made) # (a view sees what is known)
+        if known: self.note_at_zero(func, args, kwargs, outs, made, numbers)
         self.move_shut(func, args, kwargs, outs, made)
-        return [self.made.put(o, n) for o, n in zip(outs, rerun(func, args, kwargs, self.known_weight, 1))]
+        return [self.made.put(o, n) for o, n in zip(outs, numbers)]
     if name == 'copy' and not cut or name == '_weight_norm_interface': made = [args[1 if name == 'copy' else 0]]
     each = cut or is_pointwise(func) or family == 'keep' or name in ('copy', '_weight_norm_interface')
     number = self.one_behind(name, made, outs[0], told) if each else None
     if number is None and not of_weights: return # of masks alone: a constant
     if number is not None and not told: number = self.unfilled(func, name, args, kwargs, made, outs[0], number)
+    if number is not None: self.note_at_zero(func, args, kwargs, outs, made, [number])
     for o in outs: self.made.put(o, number if number is not None and o.shape == outs[0].shape else self.several(made))
     if number is not None: self.note_shut(func, args, kwargs, outs[0])
 
@@ -276,20 +279,29 @@ def move_shut(self:WeightNumbers, func, args, kwargs, outs, made):
 
 # %% ../nbs/16_computed.ipynb #1f36d497
 @patch
-def with_zeros(self:WeightNumbers, t):
-    "A tensor as it would be if all single weights behind its entries were zero."
-    if not isinstance(t, Tensor) or not t.is_floating_point() or not self.has_weights(t): return t
+def with_zeros(self:WeightNumbers, t, odd=None):
+    "A tensor as it would be if single weights behind its entries were zero: all, or those at odd (or even) places."
     known = self.at_zero.get(t)
-    return torch.where(self.behind(t) >= 0, torch.zeros_like(t) if known is None else known.to(t.dtype), t)
+    zeros = torch.zeros_like(t) if known is None else known.to(t.dtype)
+    if odd is None and self.parameter(t) is not None: return zeros
+    single = self.behind(t) >= 0
+    return torch.where(single if odd is None else single & (_is_odd(t) == odd), zeros, t)
+
+def _is_odd(t): return (torch.arange(t.numel(), device=t.device) % 2 == 1).view(t.shape)
 
 @patch
-def note_at_zero(self:WeightNumbers, func, args, kwargs, outs):
+def note_at_zero(self:WeightNumbers, func, args, kwargs, outs, made, numbers):
     "Note what an operation makes of weights that are zero, where that is something else."
-    args, kwargs = tree_map(self.with_zeros, (args, kwargs))
-    try: new = tensors_in(out_of_place(func)(*args, **kwargs))
+    def run(odd=None):
+        change = lambda t: self.with_zeros(t, odd) if any(t is m for m in made) and t.is_floating_point() else t
+        changed, named = tree_map(change, (args, without_out(func, kwargs)))
+        return [t for t in tensors_in(out_of_place(func)(*changed, **named)) if t.is_floating_point()]
+    centres = operation(func) is not None and operation(func).family == 'keep' and not is_pointwise(func)
+    try: new = [torch.where(_is_odd(a), a, b) for a, b in zip(run(True), run(False))] if centres else run()
     except RuntimeError: return # (the inverse of a matrix of zeros)
-    for o, n in zip(outs, (n.nan_to_num(0) for n in new if n.is_floating_point())):
-        if o.shape == n.shape and (self.at_zero.get(o) is not None or bool(n.any())): self.at_zero.put(o, n)
+    for o, n, number in zip(outs, new, numbers):
+        n = torch.where(number >= 0, n, 0).nan_to_num(0)
+        if self.at_zero.get(o) is not None or bool(n.any()): self.at_zero.put(o, n)
 
 @patch
 def note_not_zero(self:WeightNumbers, block):
