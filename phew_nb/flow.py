@@ -10,6 +10,7 @@ __all__ = ['Edges', 'is_wide', 'GivenEdges', 'carry', 'first_few', 'check_masks'
 import importlib, torch
 from dataclasses import dataclass
 from fastcore.basics import patch
+from tqdm.auto import tqdm
 from .nodes import Layer, row_by_row
 from .graph import PathGraph, as_graph
 from .masks import Masks, as_masks
@@ -266,47 +267,78 @@ def _share(self: Flow, layer):
     return share if mask is None else share*mask
 
 # %% ../nbs/23_flow.ipynb #cfd1fd2a
+_at_once = 2**23 # numbers of units that are followed together
+
 @patch
 def _pairs(self: Flow):
     "For each two uses of a parameter: its name, places of weights, and what both uses on one path add to the trace."
-    uses, edges = {}, layer_edges(self.graph, self.masks, 2)
+    uses, edges, most = {}, layer_edges(self.graph, self.masks, 2), max(_at_once//self.graph.n_units, 1)
     for i, node in enumerate(self.graph.nodes):
         if isinstance(node, Layer): uses.setdefault(node.name, []).append(i)
-    for name, where in uses.items():
-        for n, i in enumerate(where[:-1]):
-            for some in self.graph.nodes[i].dst.flatten().split(max(2**23//self.graph.n_units, 1)):
-                yield from ((name, *pair) for pair in self._meetings(i, where[n+1:], some, edges))
+    uses = {name: where for name, where in uses.items() if len(where) > 1}
+    starts = {name: torch.cat([self._units(i) for i in where[:-1]], 1) for name, where in uses.items()}
+    with tqdm(total=sum(t.shape[1] for t in starts.values()), unit=' units', delay=2, disable=None, leave=False) as bar:
+        for name, where in uses.items():
+            later = self._later(where[1:])
+            for some in starts[name].split(most, 1):
+                state = self._sent(some, where[-1], edges)
+                for pair in self._meet(some, state, later): yield name, *pair
+                bar.update(some.shape[1])
 
 @patch
-def _meetings(self: Flow, first, later, some, edges):
-    "Send a 1 out of each of the units `some` of node `first`, and see what arrives at each of the nodes `later`."
-    nodes = list(enumerate(self.graph.nodes))
-    state = Scaled.zeros(self.graph.n_units, len(some))
-    state.put((some, torch.arange(len(some))), Scaled.of(1.))
-    for start, end in zip([first+1, *later], later):
-        carry(nodes[start:end], edges, state, self.skips)
-        yield self._meet(self.graph.nodes[first], self.graph.nodes[end], some, state)
+def _units(self: Flow, i):
+    "The units that node `i` makes, below its number."
+    dst = self.graph.nodes[i].dst.flatten()
+    return torch.stack([torch.full_like(dst, i), dst])
+
+@patch
+def _sent(self: Flow, some, last, edges):
+    "What arrives at each unit, up to the node `last`, of a 1 that each of the units `some` sends, in its own column."
+    nodes, state = list(enumerate(self.graph.nodes)), Scaled.zeros(self.graph.n_units, some.shape[1])
+    firsts = some[0].unique().tolist()
+    for i, end in zip(firsts, [*firsts[1:], last]):
+        columns = (some[0] == i).nonzero()[:, 0]
+        state.put((some[1, columns], columns), Scaled.of(1.))
+        carry(nodes[i+1:end+1], edges, state, self.skips)
+    return state
+
 
 # %% ../nbs/23_flow.ipynb #d8c8f46f
 @patch
-def _meet(self: Flow, first, second, some, state):
-    "Uses of a weight that ends in the units `some` in its first layer, joined with its uses in the second."
-    table = lambda node: (node.places(), node.src[:, None, :, None], node.dst[..., None, None])
-    one, two = ([t.expand(node.size).reshape(-1) for t in table(node)] for node in (first, second))
-    factor = self._factor(first, 2).values().map(lambda t: t.reshape(-1))
-    ok = (one[2] >= some[0]) & (one[2] <= some[-1]) & (one[1] >= 0) & (factor.m > 0)
-    also, usable = two[1] >= 0, second.usable()
-    if usable is not None: also &= usable.reshape(-1)
-    i, j = _join(torch.where(ok, one[0], -1), torch.where(also, two[0], -2))
-    between = state[two[1][j], one[2][i] - some[0]]
-    return one[0][i], self.into[one[1][i]]*factor[i]*between*self.out[two[2][j]]*2.
+def _rows(self: Flow, i):
+    "Of each weight at node `i` its place, start and end."
+    node = self.graph.nodes[i]
+    table = node.places(), node.src[:, None, :, None], node.dst[..., None, None]
+    return [t.expand(node.size).reshape(-1) for t in table]
 
-def _join(a, b):
-    "All pairs of positions at which two lists hold the same number."
-    b, order = b.sort()
-    left, right = torch.searchsorted(b, a), torch.searchsorted(b, a, right=True)
-    i, place = row_by_row(right - left)
-    return i, order[left[i] + place]
+@patch
+def _later(self: Flow, where):
+    "Uses of weights at nodes, in order of place and node: (3, n) a number that says both, start, end."
+    found = []
+    for i in where:
+        (place, start, end), usable = self._rows(i), self.graph.nodes[i].usable(self.masks)
+        ok = start >= 0 if usable is None else (start >= 0) & usable.reshape(-1)
+        found.append(torch.stack([place*len(self.graph.nodes) + i, start, end])[:, ok])
+    found = torch.cat(found, 1)
+    return found[:, found[0].argsort()]
+
+
+# %% ../nbs/23_flow.ipynb #491d70aa
+@patch
+def _meet(self: Flow, some, state, later):
+    "Uses of weights that end in the units `some`, joined with `later` uses of the same weights."
+    column, n = torch.full((self.graph.n_units,), -1), len(self.graph.nodes)
+    column[some[1]] = torch.arange(some.shape[1])
+    for i in some[0].unique().tolist():
+        (place, start, end), factor = self._rows(i), self._factor(self.graph.nodes[i], 2).values()
+        factor = factor.map(lambda t: t.reshape(-1))
+        rows = ((column[end] >= 0) & (start >= 0) & (factor.m > 0)).nonzero()[:, 0]
+        for one in rows.split(2**16):
+            left = torch.searchsorted(later[0], place[one]*n + i, right=True)
+            row, nth = row_by_row(torch.searchsorted(later[0], (place[one] + 1)*n) - left)
+            one, (_, begin, stop) = one[row], later[:, left[row] + nth]
+            yield place[one], self.into[start[one]]*factor[one]*state[begin, column[end[one]]]*self.out[stop]*2.
+
 
 # %% ../nbs/23_flow.ipynb #0f2aac8a
 def _need_squares(flow):

@@ -1,5 +1,5 @@
 "Flows against every path written down, closed forms, automatic differentiation, and networks too deep for floats."
-import math, pickle
+import itertools, math, pickle
 from collections import Counter
 from fractions import Fraction
 
@@ -7,6 +7,7 @@ import pytest, torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
+import phew_nb.flow as flow_module
 from phew_nb.flow import Scaled, exact_count, exact_counts, linearised, path_flow
 from phew_nb.graph import Layer, trace
 from phew_nb.masks import Masks
@@ -350,3 +351,47 @@ def test_masks_are_taken_from_the_model():
     assert close(linearised(model).total(torch.ones(1, 3)), given_masks)
     assert close(given_masks, path_flow(graph, masks).total)
     with pytest.raises(ValueError, match='of another model'): linearised(model, masks={'x': torch.ones(2).bool()})
+
+class Unrolled(torch.nn.Module):
+    "A recurrent cell that runs by hand; without biases, and with what lets every path pass."
+    def __init__(self, steps, hidden):
+        super().__init__()
+        self.steps, linear = steps, lambda *size: torch.nn.Linear(*size, bias=False, dtype=torch.float64)
+        self.read, self.cell, self.out = linear(2, hidden), linear(hidden, hidden), linear(hidden, 2)
+    def forward(self, x):
+        h = self.read(x[:, 0])
+        for t in range(1, self.steps): h = torch.tanh(self.read(x[:, t]) + self.cell(h))
+        return self.out(h)
+
+def products(read, cell, out, steps):
+    "The product of each path: from an input of a step, by the hidden units of it and of all later ones, to an output."
+    found, ways = [], read.T
+    for _ in range(steps):
+        found.append((ways[..., None]*out.T).flatten())
+        ways = ways[..., None]*cell.T
+    return torch.cat(found)
+
+@pytest.mark.parametrize('columns', [None, 1, 4])
+def test_a_cell_that_runs_many_times_has_the_trace_of_all_its_paths(columns, monkeypatch):
+    "Against the derivatives of all products; however many units are followed at a time."
+    torch.manual_seed(0)
+    model = Unrolled(4, 3)
+    graph = trace(model, (4, 2))
+    if columns: monkeypatch.setattr(flow_module, '_at_once', columns*graph.n_units)
+    weights = tuple(p.detach() for p in (model.read.weight, model.cell.weight, model.out.weight))
+    slopes = torch.autograd.functional.jacobian(lambda *w: products(*w, 4), weights, vectorize=True)
+    parts = path_flow(graph, power=2).trace_by_weight()
+    for name, slope in zip(('read.weight', 'cell.weight', 'out.weight'), slopes):
+        torch.testing.assert_close(parts[name].plain(), slope.square().sum(0), rtol=1e-12, atol=0)
+
+def test_uses_of_a_weight_are_followed_together(monkeypatch):
+    "The nodes that are passed grow as the uses do, and not as their pairs."
+    passed, carry = [], flow_module.carry
+    def counted(nodes, *args, **kwargs):
+        passed[-1] += len(nodes)
+        return carry(nodes, *args, **kwargs)
+    monkeypatch.setattr(flow_module, 'carry', counted)
+    for steps in 10, 20:
+        passed.append(0)
+        path_flow(trace(Unrolled(steps, 3), (steps, 2)), power=2).trace()
+    assert passed[1] < 2.5*passed[0]
