@@ -1,5 +1,5 @@
 "Flows against every path written down, closed forms, automatic differentiation, and networks too deep for floats."
-import itertools, math, pickle
+import math, pickle
 from collections import Counter
 from fractions import Fraction
 
