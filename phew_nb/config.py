@@ -166,8 +166,7 @@ _plain = {int: (Integral, 'a whole number'), float: (Real, 'a number'), bool: (b
           str: (str, 'a word')}
 
 def _check_kinds(method, f, options):
-    "Raise TypeError where an option of one of our own methods is of another kind than its argument."
-    if not getattr(f, 'func', f).__module__.startswith('phew_nb.'): return
+    "Raise TypeError where an option is of another kind than its argument."
     takes = inspect.signature(f).parameters
     for name,value in options.items():
         kind, words = _plain.get(takes[name].annotation if name in takes else None, (object, ''))
@@ -182,15 +181,25 @@ def _check_options(config):
         if name in _of_tensors: raise ValueError(f'options: {name} takes tensors, and a run is made of plain values')
     f = known('method', False).get(method) or known('method')[method]
     import_module('phew_nb.pruners').check_arguments(method, f, options, _given_by_runs)
+    if not getattr(f, 'func', f).__module__.startswith('phew_nb.'): return # (one's own may take what it likes)
     _check_kinds(method, f, options)
     if hasattr(f, 'check'): f.check(**dict(recipe=config.full_recipe) | options)
 
 # %% ../nbs/60_config.ipynb #746a1a35
+def _check_like(name, value, usual):
+    "Raise TypeError where a value of a recipe is of another kind than the usual one."
+    kind = (tuple, list) if isinstance(usual, tuple) else type(usual)
+    number = kind in (int, float) and isinstance(value, Real) and not isinstance(value, bool)
+    if not number and not isinstance(value, kind): raise TypeError(
+        f'{name} of a recipe is like {usual!r}, got {value!r}')
+
 def _check_recipe(config):
     "Raise where a recipe is unknown, or cannot be followed."
     if not isinstance(config.recipe, str) and not is_dataclass(config.recipe): raise TypeError(
         f'recipe: a name or a `Recipe` is wanted, got {config.recipe!r}')
     recipe, training = config.full_recipe, import_module('phew_nb.training')
+    for name,value in vars(recipe).items():
+        if (name, value) != ('augment', None): _check_like(name, value, getattr(type(recipe), name))
     import_module('phew_nb.models').look_up(training.optimizers, recipe.optimizer, 'optimizer')
     for name,least in dict(lr=0, decay=0, momentum=-1e-99, weight_decay=-1e-99).items():
         if not least < getattr(recipe, name) < float('inf'): raise ValueError(
@@ -373,10 +382,6 @@ def _check_in_recipe(recipe, key, value):
     "Raise ValueError or TypeError where a recipe has no such value, or one of another kind."
     look_up = import_module('phew_nb.models').look_up
     look_up(recipe.__dataclass_fields__, key, 'value of a recipe')
-    kind = type(getattr(recipe, key))
-    number = kind in (int, float) and isinstance(value, Real) and not isinstance(value, bool)
-    if kind is not type(None) and not number and not isinstance(value, kind): raise TypeError(
-        f'{key} of a recipe is like {getattr(recipe, key)!r}, got {value!r}')
     Config(recipe=replace(recipe, **{key: value, 'nesterov': False})) # ValueError where it makes no sense by itself
 
 # %% ../nbs/60_config.ipynb #c919bf36

@@ -124,7 +124,7 @@ def wiring(ax, # of matplotlib
         w, k = np.abs(np.asarray(w)), np.asarray(k) != 0
         def lines(places): return [[(x, heights[x][i]), (x + 1, heights[x + 1][o])] for o,i in zip(*places.nonzero())]
         ax.add_collection(LineCollection(lines(~k), colors='.92', linewidths=.4))
-        ax.add_collection(LineCollection(lines(k), colors=color, linewidths=.3 + 1.3*(w/w.max())[k], zorder=2))
+        ax.add_collection(LineCollection(lines(k), colors=color, linewidths=.3 + 1.3*(w/(w.max() or 1))[k], zorder=2))
     for x,(hs,live) in enumerate(zip(heights, on_paths(kept))):
         ax.scatter([x]*len(hs), hs, s=9, c=np.where(live, '0', '.78'), zorder=3)
     ax.set_axis_off()

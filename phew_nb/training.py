@@ -87,6 +87,7 @@ def find_recipe(recipe:str|Recipe # a name in `recipes`, with `:code` behind it 
                ) -> Recipe: # raises ValueError on an unknown name
     "The recipe of a name."
     if isinstance(recipe, Recipe): return recipe
+    if not isinstance(recipe, str): raise TypeError(f'recipe: a name or a `Recipe` is wanted, got {recipe!r}')
     name, _, code = recipe.partition(':')
     found = look_up(recipes, name, 'recipe')
     return look_up({'': found, 'code': as_code(found), 'paper': found}, code, 'variant of a recipe')
