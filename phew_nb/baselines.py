@@ -181,9 +181,26 @@ def _convolution(seen, out, x, weight, bias, *options):
 def _embedding(seen, out, weight, rows, *_):
     seen.add(weight, lambda: torch.bincount(rows.flatten(), minlength=len(weight))[:, None].to(weight), rows.numel())
 
+# %% ../nbs/42_baselines.ipynb #7c91325d
+def _in_bags(weight, rows, offsets, n, mean, by, padding):
+    "For each row of an `EmbeddingBag` the sum over its `n` bags of the squared number by which it is in them."
+    bag = torch.searchsorted(offsets[:n], torch.arange(len(rows), device=rows.device), right=True) - 1
+    share = (torch.ones(len(rows), device=rows.device) if by is None else by).double().masked_fill(rows == padding, 0)
+    if mean: share = share/bag[rows != padding].bincount(minlength=n)[bag].clamp(min=1)
+    pairs, which = (bag*len(weight) + rows).unique(return_inverse=True)
+    shares = share.new_zeros(len(pairs)).index_add(0, which, share)
+    return share.new_zeros(len(weight)).index_add(0, pairs % len(weight), shares**2)[:, None]
+
+def _bags(seen, out, weight, rows, offsets, by_freq=False, mode=0, sparse=False, by=None, last=False, padding=-1):
+    n = len(out[0])
+    if mode < 2: return seen.add(weight, lambda: _in_bags(weight, rows, offsets, n, mode == 1, by, padding), n)
+    full = (out[2] > 0)[:, None].to(weight).expand_as(out[0]) # (of an empty bag nothing is the largest)
+    seen.add(weight, lambda: torch.zeros_like(weight).scatter_add(0, out[3].long(), full), n)
+
 # operation -> rule: which tensors are weights, and the squares of their inputs
 input_rules = dict(mm=_mm, addmm=_products(_mm), bmm=_bmm, baddbmm=_products(_bmm), mv=_mv, addmv=_products(_mv),
-                   convolution=_convolution, embedding=_embedding)
+                   convolution=_convolution, embedding=_embedding, _embedding_bag=_bags,
+                   _embedding_bag_forward_only=_bags)
 
 # %% ../nbs/42_baselines.ipynb #066b42b0
 class Inputs(TorchDispatchMode):

@@ -602,3 +602,33 @@ def test_ntk_sap_says_how_to_give_inputs_that_are_no_hundred_rows():
     with pytest.raises(RuntimeError, match=r'on 100 rows of normal numbers \(inputs= gives others\): .*cannot be multiplied'):
         ntk_sap(model, .3, graph)
     assert ntk_sap(model, .3, graph, inputs=(x,)).kept == round(.3*graph.total)
+
+class Bags(nn.Module):
+    "Bags of words; of padding alone a bag is empty."
+    def __init__(self, mode, weighed):
+        super().__init__()
+        self.words, self.out = nn.EmbeddingBag(9, 4, mode=mode, padding_idx=0), nn.Linear(4, 3)
+        self.shares = torch.tensor([.5, 1., 2., 1., -3.]) if weighed else None
+    def bag(self, x): return self.words(x, per_sample_weights=None if self.shares is None else self.shares.expand(x.shape))
+    def forward(self, x): return self.out(self.bag(x))
+
+@pytest.mark.parametrize('mode, weighed', [('sum', False), ('sum', True), ('mean', False), ('max', False)])
+def test_what_words_in_bags_are_multiplied_with(mode, weighed):
+    "Against the matrix product that a bag is: of the numbers by which words are in it, in each column."
+    torch.manual_seed(0)
+    model, x = Bags(mode, weighed), torch.randint(9, (12, 5))
+    x[3], x[4] = 0, torch.tensor([7, 7, 7, 0, 2])
+    with torch.no_grad(): table = model.words.weight.clone()
+    numbers = torch.zeros(12, 9, 4)
+    for bag, words in zip(numbers, x.tolist()):
+        kept = [(w, s) for w, s in zip(words, model.shares.tolist() if weighed else [1.]*5) if w]
+        for w, s in kept if mode != 'max' else []: bag[w] += s/(len(kept) if mode == 'mean' else 1)
+        for column in range(4) if mode == 'max' and kept else []:
+            bag[max(kept, key=lambda k: table[k[0], column])[0], column] = 1
+    assert torch.allclose((numbers*table).sum(1), model.bag(x))
+    graph = trace(model, example=x[:1])
+    rms = input_rms(model, graph, [x[:7], x[7:]])['words.weight']
+    torch.testing.assert_close(rms, numbers.square().mean(0).sqrt())
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert wanda(model, .4, graph, dl=[x]).kept == round(.4*graph.total)
