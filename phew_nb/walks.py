@@ -140,8 +140,8 @@ def _in_reach(walker, target, visits=None):
 
 def _say_how_many(walker, target):
     n = estimate(walker, target)
-    many = f"about {n:.2g}" if n < inf else "more than can be estimated"
-    if n > 5e6: warnings.warn(f"{many} walks are needed for {target:,} of {walker.graph.total:,} weights: "
+    many = f"about {n/1e6:,.0f} million walks" if n < inf else "so many walks that their number cannot be estimated"
+    if n > 5e6: warnings.warn(f"{target:,} of {walker.graph.total:,} weights need {many}: "
                               "small weights are found late at high densities", stacklevel=caller_level())
 
 def _is_all(graph, masks, density, kept, remembers, how):

@@ -1153,3 +1153,8 @@ def test_a_report_warns_at_the_line_of_the_caller():
     def ask(): return report.warn() # (one call up there is another line of this file, two up one of pytest)
     with pytest.warns(UserWarning, match='cut the network') as caught: ask()
     assert caught[0].lineno == ask.__code__.co_firstlineno
+
+@pytest.mark.parametrize('n, words', [(12_345_678., 'need about 12 million walks: small'), (math.inf, 'need so many walks that their number cannot be')])
+def test_many_walks_are_told_in_plain_words(n, words, monkeypatch):
+    monkeypatch.setattr(walks_module, 'estimate', lambda *args: n)
+    with pytest.warns(UserWarning, match=f'^120 of 160 weights {words}'): phew(mlp([8, 16, 2], seed=0), .75, (8,))
