@@ -10,6 +10,7 @@ import hashlib, json, math, torch
 import numpy as np
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import reduce
 from html import escape
 from importlib import import_module
 from numbers import Integral, Real
@@ -231,7 +232,7 @@ def owner(model:nn.Module, # not a wrapper
          ) -> tuple:       # the module that owns it, and its own name there
     "Whose parameter it is."
     path, _, own = name.rpartition('.')
-    return model.get_submodule(path), own
+    return reduce(getattr, path.split('.'), model) if path else model, own # (scripted ones have no `get_submodule`)
 
 # %% ../nbs/20_masks.ipynb #4dbddd40
 def plain_name(name:str # of a parameter
