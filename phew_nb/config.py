@@ -31,7 +31,7 @@ class Config:
     per_class:int|None=None # training examples of each class; None: all
     test_per_class:int|None=None # test examples of each class; None: all
     prune_per_class:int=10 # training examples of each class that pruners may look at
-    hidden:tuple[int, ...]|None=None # of an mlp: units of each hidden layer; None: (100, 100), or a network's own
+    hidden:tuple[int, ...]|None=None # of an mlp or vgg19: units of hidden layers; None: (100, 100), or a network's own
     bn:bool|None=None # of an mlp: with batch normalisation? None: no, or a network's own default
     width:float|None=None # of the other networks: multiplies the channels of every layer; None: 1, or a network's own
     init:str='auto' # initial weights, a name in `inits`; 'auto': 'kaiming_normal', or those of a network of your own

@@ -132,7 +132,7 @@ def network_options() -> list: # rows, for `read_line`
     size = ('a folder of images or data of your own: cut each image to a square of so many pixels; '
             'default: as they are')
     init = 'initial weights: a name of --list; auto: kaiming_normal, or those of a network of your own'
-    hidden = "of an mlp: units of each hidden layer, with commas; default: 100,100, or a network's own"
+    hidden = "of an mlp or vgg19: units of each hidden layer, with commas; default: 100,100, or a network's own"
     return [of_config('image_size', 'PIXELS', whole(1), group, size),
             of_config('hidden', 'UNITS', several(whole(1)), group, hidden),
             of_config('bn', '', None, group, 'of an mlp: with batch normalisation'),

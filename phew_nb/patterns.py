@@ -10,7 +10,7 @@ import copy
 import torch
 from torch import nn
 from fastcore.basics import patch
-from .masks import Masks
+from .masks import Masks, owner
 from .blocks import Blocks
 from .walks import as_pattern
 
@@ -67,6 +67,6 @@ def to_semi_structured(model: nn.Module, # on a GPU; it is left as it was
         "semi-structured tensors need a GPU: move the model there first, `model.cuda()`")
     new = masks.bake(copy.deepcopy(model))
     for name in good:
-        owner = new.get_submodule(name.rpartition('.')[0])
-        owner.weight = nn.Parameter(torch.sparse.to_sparse_semi_structured(owner.weight.detach()), requires_grad=False)
+        layer, _ = owner(new, name)
+        layer.weight = nn.Parameter(torch.sparse.to_sparse_semi_structured(layer.weight.detach()), requires_grad=False)
     return new

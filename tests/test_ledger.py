@@ -9,7 +9,7 @@ from phew_nb.store import read_records
 
 folder = Path(__file__).resolve().parent.parent/'nbs'/'paper'
 sys.path.insert(0, str(folder))
-from _claims import check, gaps, gather, headings, paper, together
+from _claims import check, gaps, gather, headings, judged, paper
 sys.path.remove(str(folder))
 grids = sorted((folder.parent.parent/'experiments').glob('*.toml'))
 
@@ -47,9 +47,7 @@ def test_stored_table_is_of_these_records():
     cells = json.loads((folder/'claims.ipynb').read_text())['cells']
     text = '\n'.join(''.join(o.get('data', {}).get('text/markdown', '')) for c in cells for o in c.get('outputs', []))
     for r in records: assert in_a_table(r['number']) in text, r['id']
-    verdict = {r['id']: r['verdict'] for r in records}
-    for c in says:
-        said = together([verdict[n] for n in c['records']], c.get('universal'))
+    for c, said in zip(says, judged({r['id']: r for r in records}, says), strict=True):
         assert f"| {c['section']} | {in_a_table(c['text'])} | **{said}** |" in text, c['text']
     assert text.count('**') == 2*len(says)
 
